@@ -1,0 +1,179 @@
+"""What a user may set, as frozen dataclasses, and the strict way in.
+
+`from_mapping` is the only loader: whatever a keyword, a TOML file or a preset says goes through it, so an
+unknown key or a value of the wrong kind is refused by name everywhere. This module knows nothing of files,
+flags or models.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from .errors import ConfigError
+
+T = TypeVar("T")
+
+DRAFT_MAX_DEFAULT = 5
+DRAFT_MAX_LIMIT = 16
+
+# Context types that `Llama` takes as ggml numbers, by the names that people type.
+KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "bf16": 30}
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A hint naming the nearest known word, or an empty string."""
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"did you mean '{near[0]}'?" if near else ""
+
+
+def from_mapping(cls: type[T], values: Mapping[str, Any], *, where: str) -> T:
+    """Build the frozen dataclass `cls` from `values`; `where` names their origin in errors.
+
+    Raises:
+        ConfigError: an unknown key (with the nearest known one) or a value that `cls` refuses.
+    """
+    known = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    for key in values:
+        if key not in known:
+            raise ConfigError(f"{where}: unknown key '{key}'", hint=did_you_mean(key, known))
+    return cls(**values)
+
+
+def require_number(name: str, value: object, low: float, high: float, *, kind: str = "a number") -> None:
+    """Raise ConfigError unless `value` is a finite number with low <= value <= high."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or not low <= value <= high:  # type: ignore[arg-type]
+        bounds = f"from {low:g} to {high:g}" if math.isfinite(high) else f"of at least {low:g}"
+        raise ConfigError(f"{name} must be {kind} {bounds}, not {value!r}")
+
+
+def require_whole(name: str, value: object, low: int, high: int | float = math.inf) -> None:
+    """Raise ConfigError unless `value` is an int with low <= value <= high."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ConfigError(f"{name} must be a whole number, not {value!r}")
+    require_number(name, value, low, high, kind="a whole number")
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How the target's logits become a law, and when a generation ends.
+
+    Names and defaults are those of llama-cpp-python's `create_completion`; where vLLM's `SamplingParams`
+    has the same thing, the name is the same there.
+
+    Attributes:
+        temperature: 0 is greedy; below 0 is a plain softmax, without any truncation.
+        top_k: keep the k most likely tokens; 0 or below keeps all.
+        top_p, min_p, typical_p: nucleus (Holtzman et al. 2020), min-p (Nguyen et al. 2024) and locally
+            typical sampling (Meister et al. 2022).
+        repeat_penalty, frequency_penalty, presence_penalty: over the last `penalty_last_n` generated tokens.
+        logit_bias: token id -> added to its logit; -inf forbids it.
+        max_tokens: at most so many tokens; None or <= 0: until the context is full.
+        min_tokens: no end-of-generation token before so many tokens.
+        stop: texts that end the generation, themselves not emitted.
+        seed: None draws one from the system; every other value, 0 too, is a seed.
+        ignore_eos: forbid end-of-generation tokens.
+        logprobs: None, or how many alternatives to report beside each token's log-probability.
+        grammar: a GBNF grammar that restricts the target's law.
+    """
+
+    temperature: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    typical_p: float = 1.0
+    repeat_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    penalty_last_n: int = 64
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    grammar: str | None = None
+
+    def __post_init__(self) -> None:
+        require_number("temperature", self.temperature, -math.inf, math.inf)
+        require_whole("top_k", self.top_k, -(2**31))
+        require_number("top_p", self.top_p, 0.0, math.inf)
+        require_number("min_p", self.min_p, 0.0, 1.0)
+        require_number("typical_p", self.typical_p, 0.0, math.inf)
+        require_number("repeat_penalty", self.repeat_penalty, 1e-3, 1e3)
+        require_number("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
+        require_number("presence_penalty", self.presence_penalty, -100.0, 100.0)
+        require_whole("penalty_last_n", self.penalty_last_n, 0)
+        require_whole("min_tokens", self.min_tokens, 0)
+        if self.max_tokens is not None:
+            require_whole("max_tokens", self.max_tokens, -(2**31))
+        if self.seed is not None:
+            require_whole("seed", self.seed, -(2**63))
+        if self.logprobs is not None:
+            require_whole("logprobs", self.logprobs, 0, 100)
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        object.__setattr__(self, "stop", tuple(s for s in self.stop if s))
+
+
+@dataclass(frozen=True)
+class DraftConfig:
+    """How drafting is decided and verified.
+
+    Attributes:
+        draft: "auto" (0..draft_max, adaptive), "off", or an int: always that many.
+        draft_max: the most tokens drafted in one round, 1..16.
+        verify: "auto", "token" (Leviathan et al. 2023) or "block" (Sun et al. 2025).
+        temperature: the draft's own temperature; None takes the target's. Any value is exact.
+    """
+
+    draft: int | str = "auto"
+    draft_max: int = DRAFT_MAX_DEFAULT
+    verify: str = "auto"
+    temperature: float | None = None
+
+    def __post_init__(self) -> None:
+        require_whole("draft_max", self.draft_max, 1, DRAFT_MAX_LIMIT)
+        if self.verify not in ("auto", "token", "block"):
+            raise ConfigError(f"verify must be auto, token or block, not {self.verify!r}")
+        object.__setattr__(self, "draft", parse_draft(self.draft))
+        if isinstance(self.draft, int) and self.draft > self.draft_max:
+            object.__setattr__(self, "draft_max", self.draft)
+
+
+def parse_draft(value: object) -> int | str:
+    """Read `--draft` and the like: "auto", "off", or a number of tokens from 1 to 16 (0 is "off").
+
+    Raises:
+        ConfigError: anything else.
+    """
+    if isinstance(value, str) and value.strip().lower() in ("auto", "off"):
+        return value.strip().lower()
+    if isinstance(value, bool):
+        return "auto" if value else "off"
+    try:
+        number = int(value)  # type: ignore[call-overload]
+    except (TypeError, ValueError):
+        number = -1
+    if not 0 <= number <= DRAFT_MAX_LIMIT:
+        raise ConfigError(f"draft must be auto, off, or a number from 1 to {DRAFT_MAX_LIMIT}, not {value!r}")
+    return number or "off"
+
+
+def kv_type(value: int | str | None, *, name: str) -> int | None:
+    """The ggml number of a KV cache type given by name ("q8_0") or number.
+
+    Raises:
+        ConfigError: an unknown name.
+    """
+    if value is None or isinstance(value, int):
+        return value
+    if value.lower() not in KV_TYPES:
+        raise ConfigError(f"{name} must be one of {', '.join(KV_TYPES)}, not {value!r}")
+    return KV_TYPES[value.lower()]

@@ -1,0 +1,120 @@
+"""What one round of speculative decoding hands from part to part.
+
+Plain frozen records: who fills them is written on the left, who reads them on the right.
+
+    drafter -> Draft -> verifier -> Verdict -> generate -> Round -> controller, stats, api
+    controller -> Plan -> drafter
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from .sampling import Law
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Drafted tokens and the laws they were drawn from.
+
+    Attributes:
+        tokens: the drafted ids, at most `n_max`; ends at its first end-of-generation token, which it keeps.
+        laws: laws[i] is the law that tokens[i] was drawn from; None means one-hot (lookup).
+        source: the drafter's name, "" for an empty draft.
+    """
+
+    tokens: tuple[int, ...] = ()
+    laws: tuple[Law | None, ...] = ()
+    source: str = ""
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the verifier decided.
+
+    Attributes:
+        n_accepted: how many drafted tokens are kept, from the left.
+        next_token: the residual or bonus token after them; None when the last accepted one ends the
+            generation.
+        survival: survival[i] = Pr(n_accepted > i | the drafted tokens), i = 0..n_drafted-1.
+    """
+
+    n_accepted: int
+    next_token: int | None
+    survival: tuple[float, ...] = ()
+
+
+def always(_i: int, _law: Law) -> bool:
+    """The go-on rule of a plan that drafts its full length."""
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the controller wants of the next round.
+
+    Attributes:
+        n_max: draft at most so many tokens; 0 rests.
+        go_on: asked before token i is drawn, with the law it would be drawn from; False ends the draft.
+        source: which drafter, by its name; "" leaves the choice to the only one there is.
+        probe: score so many of the last plain tokens with the draft model before this round; 0 does not.
+    """
+
+    n_max: int
+    go_on: Callable[[int, Law], bool] = always
+    source: str = ""
+    probe: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """The log-probability of one emitted token under the model's own softmax, before any transform.
+
+    Attributes:
+        token: the id.
+        logprob: natural logarithm.
+        top: the most likely ids with their log-probabilities, in descending order.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One pass of the target and what came of it.
+
+    Attributes:
+        tokens: the committed tokens, at least one. The first `n_from_draft` were drafted and accepted.
+        n_from_draft: how many of `tokens` the draft wrote.
+        draft_n: how many tokens were drafted (llama.cpp's name).
+        draft_n_accepted: how many of them the verifier accepted, before any cut at the end of the text.
+        finish_reason: None, "eos", "stop" or "length".
+        survival: see `Verdict.survival`.
+        logprobs: one entry per token when asked for, else empty.
+        source: the drafter's name, "" when nothing was drafted.
+        n_owed: committed tokens that the target decoded in this pass before the drafted ones.
+        n_synced: tokens the draft model decoded to catch up before its first draw.
+        n_context: committed tokens before this round, the prompt included.
+        draft_s, verify_s, host_s: seconds in the draft model, in the target, and outside both.
+    """
+
+    tokens: tuple[int, ...]
+    n_from_draft: int = 0
+    draft_n: int = 0
+    draft_n_accepted: int = 0
+    finish_reason: str | None = None
+    survival: tuple[float, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = field(default=())
+    source: str = ""
+    n_owed: int = 1
+    n_synced: int = 0
+    n_context: int = 0
+    draft_s: float = 0.0
+    verify_s: float = 0.0
+    host_s: float = 0.0
