@@ -1,0 +1,289 @@
+"""From logits to laws, and from laws to tokens.
+
+`Transform.law` turns one row of logits into the sparse law that a token is drawn from: in the order and with
+the defaults of llama-cpp-python's own sampler chain. The same function makes p (target) and q (draft), so the
+array that a probability is read from is the array that the token was drawn from. `Rng` holds the only two
+random primitives in the program. This module knows no model, no text and no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from .config import SamplingParams
+from .errors import BackendError, ConfigError
+
+Ids = npt.NDArray[np.int32]
+Probs = npt.NDArray[np.float64]
+Logits = npt.NDArray[np.float32]
+
+BLOCK = 256  # logits per block of the block-maxima top-k
+
+
+class Law:
+    """A sparse probability law over token ids.
+
+    Attributes:
+        ids: (n,) int32, distinct, in descending order of probability.
+        probs: (n,) float64, all positive, summing to 1 within 1e-9.
+    """
+
+    __slots__ = ("ids", "probs")
+
+    def __init__(self, ids: Ids, probs: Probs) -> None:
+        self.ids = ids
+        self.probs = probs
+
+    @property
+    def n(self) -> int:
+        """How many ids have a positive probability."""
+        return len(self.ids)
+
+    def prob(self, token: int) -> float:
+        """The probability of `token`; 0 for an id outside the support."""
+        at = np.flatnonzero(self.ids == token)
+        return float(self.probs[at[0]]) if len(at) else 0.0
+
+    def on(self, ids: Ids) -> Probs:
+        """The probabilities of `ids`, in their order: shape (len(ids),)."""
+        if len(ids) * self.n <= 16384:
+            return np.asarray((ids[:, None] == self.ids) @ self.probs, dtype=np.float64)
+        order = np.argsort(self.ids)
+        at = np.minimum(np.searchsorted(self.ids, ids, sorter=order), self.n - 1)
+        found = order[at]
+        return np.where(self.ids[found] == ids, self.probs[found], 0.0)
+
+    def overlap(self, other: Law) -> float:
+        """Σ min(p, q) = 1 − total variation: the chance that token verification accepts."""
+        return float(np.minimum(self.probs, other.on(self.ids)).sum())
+
+
+def one_hot(token: int) -> Law:
+    """The law of a token that was not drawn but chosen."""
+    return Law(np.array([token], dtype=np.int32), np.ones(1))
+
+
+def residual(p: Law, q: Law, scale: float = 1.0) -> tuple[Law, float]:
+    """norm(max(0, scale·p − q)) and its mass before normalising; a zero residual falls back to p."""
+    weights = np.maximum(0.0, scale * p.probs - q.on(p.ids))
+    mass = float(weights.sum())
+    if mass <= 0.0:
+        return p, 0.0
+    keep = weights > 0.0
+    return Law(p.ids[keep], weights[keep] / mass), mass
+
+
+class Rng:
+    """The random source of one generation. A seed (0 is one too) makes it repeatable; None does not."""
+
+    def __init__(self, seed: int | None = None) -> None:
+        self._generator = np.random.Generator(np.random.PCG64(None if seed is None else seed % 2**64))
+
+    def categorical(self, probs: Probs) -> int:
+        """An index into `probs`, drawn with these weights (their sum need not be exactly 1)."""
+        if len(probs) == 1:
+            return 0
+        cumulative = np.cumsum(probs)
+        at = np.searchsorted(cumulative, self._generator.random() * cumulative[-1], side="right")
+        return int(min(at, len(probs) - 1))
+
+    def bernoulli(self, p: float) -> bool:
+        """True with probability `p`: u < p, so 0 never and 1 always."""
+        return bool(self._generator.random() < p)
+
+
+def draw(law: Law, rng: Rng) -> int:
+    """A token id drawn from `law`."""
+    return int(law.ids[rng.categorical(law.probs)])
+
+
+def largest(logits: Logits, k: int) -> Ids:
+    """The ids of the k largest logits, in descending order (ties: the lower id first); all when k <= 0.
+
+    Block maxima: the k-th largest maximum over blocks of 256 is a lower bound of the k-th logit, so only the
+    k blocks at or above it are looked at and only what passes it is sorted.
+    """
+    n = len(logits)
+    if k <= 0 or k >= n:
+        return np.argsort(-logits, kind="stable").astype(np.int32)
+    if n < BLOCK * k:
+        ids = np.argpartition(logits, n - k)[n - k :]
+        ids = np.flatnonzero(logits >= logits[ids].min())
+    else:
+        whole = n - n % BLOCK
+        blocks = logits[:whole].reshape(-1, BLOCK)
+        maxima = blocks.max(axis=1)
+        bound = np.partition(maxima, len(maxima) - k)[len(maxima) - k]
+        rows = np.flatnonzero(maxima >= bound)
+        row, column = np.nonzero(blocks[rows] >= bound)
+        ids = np.concatenate((rows[row] * BLOCK + column, whole + np.flatnonzero(logits[whole:] >= bound)))
+    order = np.argsort(-logits[ids], kind="stable")[:k]
+    return ids[order].astype(np.int32)
+
+
+class GrammarCursor(Protocol):
+    """What sampling needs of a grammar: the state after some generated tokens."""
+
+    def at(self, generated: Sequence[int]) -> GrammarMask:
+        """The grammar's state after `generated`."""
+
+
+class GrammarMask(Protocol):
+    """Which tokens a grammar allows next."""
+
+    def allowed(self, ids: Ids) -> npt.NDArray[np.bool_]:
+        """A mask over `ids`, shape (len(ids),)."""
+
+
+class Transform:
+    """Logits and history to a law, for one set of sampling parameters. Pure.
+
+    Order: logit_bias (with min_tokens and ignore_eos) → penalties → grammar → [temperature 0: argmax; below 0:
+    plain softmax] → top_k → typical_p → top_p → min_p → temperature.
+
+    Args:
+        params: the sampling parameters.
+        n_vocab: only ids below it can be drawn (the other model may have fewer ids).
+        eog: the end-of-generation ids, for min_tokens and ignore_eos.
+        grammar: the cursor of a grammar, or None.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        *,
+        n_vocab: int,
+        eog: frozenset[int] = frozenset(),
+        grammar: GrammarCursor | None = None,
+    ) -> None:
+        self.params = params
+        self.n_vocab = n_vocab
+        self.grammar = grammar
+        for token in params.logit_bias:
+            if not 0 <= token < n_vocab:
+                raise ConfigError(f"logit_bias names token {token}; this model's ids are 0 to {n_vocab - 1}")
+        self._bias_ids = np.array(list(params.logit_bias), dtype=np.int32)
+        self._bias = np.array(list(params.logit_bias.values()), dtype=np.float32)
+        self._eog = np.array(sorted(t for t in eog if t < n_vocab), dtype=np.int32)
+        self._penalised = params.penalty_last_n > 0 and (
+            params.repeat_penalty != 1.0 or params.frequency_penalty != 0.0 or params.presence_penalty != 0.0
+        )
+
+    def law(self, logits: Logits, generated: Sequence[int]) -> Law:
+        """The law of the next token.
+
+        Args:
+            logits: one row, shape (>= n_vocab,) float32; not modified.
+            generated: all tokens generated so far, the drafted ones before this row included.
+
+        Raises:
+            BackendError: the row holds a NaN, or nothing is allowed.
+        """
+        logits = self._adjusted(logits[: self.n_vocab], generated)
+        params = self.params
+        if params.temperature == 0.0:
+            ids = self._candidates(logits, 1, generated)
+            return Law(ids, np.ones(1))
+        if params.temperature < 0.0:
+            ids = self._candidates(logits, 0, generated)
+            return _normalised(ids, logits[ids].astype(np.float64))
+        ids = self._candidates(logits, params.top_k, generated)
+        scores = logits[ids].astype(np.float64)
+        if params.typical_p < 1.0:
+            kept = _typical(scores, params.typical_p)
+            ids, scores = ids[kept], scores[kept]
+        n = len(ids)
+        if params.top_p < 1.0:
+            probs = np.exp(scores - scores[0])
+            n = int(np.searchsorted(np.cumsum(probs), params.top_p * probs.sum(), side="left")) + 1
+        if params.min_p > 0.0:
+            n = min(n, int(np.searchsorted(-scores, -(scores[0] + np.log(params.min_p)), side="right")))
+        n = max(n, 1)
+        return _normalised(ids[:n], scores[:n] / params.temperature)
+
+    def _adjusted(self, logits: Logits, generated: Sequence[int]) -> Logits:
+        """`logits` with biases and penalties: a copy where anything changes, else the row itself."""
+        params = self.params
+        forbid_eog = len(self._eog) and (params.ignore_eos or len(generated) < params.min_tokens)
+        if not (len(self._bias_ids) or forbid_eog or (self._penalised and generated)):
+            return logits
+        logits = logits.copy()
+        logits[self._bias_ids] += self._bias
+        if forbid_eog:
+            logits[self._eog] = -np.inf
+        if self._penalised and generated:
+            ids, counts = np.unique(generated[-params.penalty_last_n :], return_counts=True)
+            ids, counts = ids[ids < self.n_vocab], counts[ids < self.n_vocab]
+            scores = logits[ids]
+            scores = np.where(scores <= 0, scores * params.repeat_penalty, scores / params.repeat_penalty)
+            scores -= counts * params.frequency_penalty + params.presence_penalty
+            logits[ids] = scores
+        return logits
+
+    def _candidates(self, logits: Logits, k: int, generated: Sequence[int]) -> Ids:
+        """The k best legal ids in descending order (all when k <= 0); at least one."""
+        if self.grammar is not None:
+            return self._legal(logits, k, generated)
+        ids = np.array([logits.argmax()], dtype=np.int32) if k == 1 else largest(logits, k)
+        return _possible(logits, ids)
+
+    def _legal(self, logits: Logits, k: int, generated: Sequence[int]) -> Ids:
+        """As `_candidates`, under the grammar: masked in descending logit order, a few hundred at a time,
+        until k legal ids are found. The same ids as masking everything first, at a fraction of the price."""
+        assert self.grammar is not None
+        state = self.grammar.at(generated)
+        width = 256 if k > 0 else len(logits)
+        while True:
+            ids = largest(logits, width)
+            legal = ids[state.allowed(ids) & (logits[ids] > -np.inf)]
+            if len(legal) >= k > 0 or len(ids) == len(logits):
+                break
+            width *= 4
+        if not len(legal):
+            raise BackendError("the grammar allows no token of this model here")
+        return legal[:k] if k > 0 else legal
+
+
+def _possible(logits: Logits, ids: Ids) -> Ids:
+    """`ids` without those of logit −inf; refuses NaN."""
+    scores = logits[ids]
+    if np.isnan(scores[0]):
+        raise BackendError("the model's logits are not numbers (NaN)")
+    if scores[-1] > -np.inf:
+        return ids
+    ids = ids[scores > -np.inf]
+    if not len(ids):
+        raise BackendError("logit_bias forbids every token")
+    return ids
+
+
+def _normalised(ids: Ids, scores: Probs) -> Law:
+    """softmax(scores) as a law over `ids`, without the entries that underflow to 0."""
+    probs = np.exp(scores - scores.max())
+    probs /= probs.sum()
+    if probs[-1] == 0.0:
+        ids, probs = ids[probs > 0.0], probs[probs > 0.0]
+    return Law(ids, probs)
+
+
+def _typical(scores: Probs, typical_p: float) -> npt.NDArray[np.intp]:
+    """Indices kept by locally typical sampling, in descending order of score."""
+    logprobs = scores - scores[0]
+    logprobs -= np.log(np.exp(logprobs).sum())
+    probs = np.exp(logprobs)
+    surprise = np.where(probs > 0.0, -logprobs, 0.0)
+    order = np.argsort(np.abs(-logprobs - (probs * surprise).sum()), kind="stable")
+    n = int(np.searchsorted(np.cumsum(probs[order]), typical_p, side="right")) + 1
+    return np.sort(order[:n])
+
+
+def logprob(logits: Logits, token: int, n_top: int) -> tuple[float, tuple[tuple[int, float], ...]]:
+    """log softmax(logits)[token] and the `n_top` likeliest (id, logprob): the model's own, untransformed."""
+    peak = logits.max()
+    norm = float(peak) + float(np.log(np.exp(logits - peak).sum(dtype=np.float64)))
+    ids = largest(logits, n_top) if n_top > 0 else np.empty(0, dtype=np.int32)
+    return float(logits[token]) - norm, tuple((int(i), float(logits[i]) - norm) for i in ids)

@@ -1,0 +1,251 @@
+"""Token ids become text: incremental UTF-8, stop strings, reasoning tags.
+
+A `TextCutter` belongs to one generation. It decides where the text ends and hands out one `Piece` per committed
+token, so whoever prints the pieces prints the whole text, in characters, and nothing of a stop string. It knows
+nothing of models, laws or rounds: bytes come from a callable, and who drafted a token is told to it.
+
+Bytes that are no UTF-8 are left out, as llama-cpp-python does; the text is `whole_bytes.decode(errors="ignore")`.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class Logprob(Protocol):
+    """What a piece carries of `rounds.TokenLogprob`, which this module may not import."""
+
+    @property
+    def token(self) -> int: ...
+    @property
+    def logprob(self) -> float: ...
+    @property
+    def top(self) -> tuple[tuple[int, float], ...]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One committed token and the text that it releases.
+
+    Attributes:
+        text: whole characters; "" while a character or a possible stop string is pending, and for special tokens.
+        token: the id.
+        from_draft: whether the draft wrote this token. Text that was held back counts as the token's that releases it.
+        eog: an end-of-generation token. It is committed, but usage does not count it; its text is what was pending.
+        logprob: the token's log-probability, when asked for.
+    """
+
+    text: str
+    token: int
+    from_draft: bool = False
+    eog: bool = False
+    logprob: Logprob | None = None
+
+
+class TextCutter:
+    """Where one generation's text ends, and its pieces.
+
+    Call `cut` with each round's tokens, then `take`; what `cut` does not keep was never seen.
+    """
+
+    def __init__(
+        self,
+        piece_bytes: Callable[[int], bytes],
+        *,
+        eog: Collection[int],
+        stop: Sequence[str] = (),
+        max_tokens: int,
+    ) -> None:
+        """Args:
+        piece_bytes: the bytes of a token as text; b"" for special tokens.
+        eog: the end-of-generation tokens.
+        stop: texts that end the generation; empty ones are ignored.
+        max_tokens: at most so many tokens, end-of-generation not counted; at least 1.
+        """
+        self._piece_bytes = piece_bytes
+        self._eog = frozenset(eog)
+        self._max_tokens = max_tokens
+        self._decoder = codecs.getincrementaldecoder("utf-8")("ignore")
+        self._stops = StopBuffer(stop)
+        self._fresh: list[Piece] = []
+        self.finish_reason: str | None = None
+        self.n_tokens = 0  # kept so far, end-of-generation not counted
+
+    def cut(self, tokens: Sequence[int]) -> tuple[int, str | None]:
+        """How many of `tokens` belong to the output, and why it ends there: "eos", "stop", "length" or None.
+
+        Asked of each token in this order: end of generation, stop string, max_tokens. The end-of-generation
+        token and the token that completes a stop string are kept.
+        """
+        self._fresh = []
+        for n, token in enumerate(tokens):
+            if self.finish_reason is not None:
+                return n, self.finish_reason
+            self._add(token)
+        return len(self._fresh), self.finish_reason
+
+    def _add(self, token: int) -> None:
+        if token in self._eog:
+            self.finish_reason = "eos"
+            self._fresh.append(Piece(self._stops.flush(), token, eog=True))
+            return
+        self.n_tokens += 1
+        text = self._stops.feed(self._decoder.decode(self._piece_bytes(token)))
+        if self._stops.hit:
+            self.finish_reason = "stop"
+        elif self.n_tokens >= self._max_tokens:
+            self.finish_reason = "length"
+            text += self._stops.flush()
+        self._fresh.append(Piece(text, token))
+
+    def take(self, n_from_draft: int = 0, logprobs: Sequence[Logprob] = ()) -> list[Piece]:
+        """The pieces of the tokens kept by the last `cut`, one per token, once.
+
+        Args:
+            n_from_draft: how many of those tokens, from the left, the draft wrote.
+            logprobs: one per kept token, or none at all.
+        """
+        fresh, self._fresh = self._fresh, []
+        return [
+            Piece(p.text, p.token, i < n_from_draft, p.eog, logprobs[i] if logprobs else None)
+            for i, p in enumerate(fresh)
+        ]
+
+    def flush(self) -> str:
+        """The text still held back, for a generation that is given up without a finish reason."""
+        return self._stops.flush()
+
+
+class StopBuffer:
+    """Passes text on, except what may yet become a stop string.
+
+    Of several stop strings the one that is complete first ends the text, and of two complete at the same
+    character the longer one, so the result does not depend on how the text was split.
+    """
+
+    def __init__(self, stop: Iterable[str]) -> None:
+        self._stop = tuple(s for s in stop if s)
+        self._longest = max(map(len, self._stop), default=0)
+        self._held = ""
+        self.hit: str | None = None  # the stop string that ended the text
+
+    def feed(self, text: str) -> str:
+        """Add `text`; returns what is now certain. After a hit nothing more comes out."""
+        if not self._stop:
+            return text
+        if self.hit is not None:
+            return ""
+        text = self._held + text
+        found = [(at + len(s), at, s) for s in self._stop if (at := text.find(s)) >= 0]
+        if found:
+            _, at, self.hit = min(found)
+            self._held = ""
+            return text[:at]
+        n_held = self._undecided(text)
+        self._held = text[len(text) - n_held :]
+        return text[: len(text) - n_held]
+
+    def _undecided(self, text: str) -> int:
+        """The length of the longest end of `text` that begins a stop string."""
+        for n in range(min(self._longest - 1, len(text)), 0, -1):
+            if any(s.startswith(text[-n:]) for s in self._stop):
+                return n
+        return 0
+
+    def flush(self) -> str:
+        """No more text follows: what was held is text after all."""
+        held, self._held = self._held, ""
+        return held
+
+
+# Opening and closing tags of reasoning, as models and their templates write them.
+REASONING_TAGS = (
+    ("<think>", "</think>"),
+    ("<thinking>", "</thinking>"),
+    ("<thought>", "</thought>"),
+    ("<reasoning>", "</reasoning>"),
+    ("<seed:think>", "</seed:think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<|begin_of_thought|>", "<|end_of_thought|>"),
+)
+
+
+def open_reasoning(prompt: str) -> str:
+    """The reasoning tag that `prompt` ends with, or "": some templates open the reasoning themselves."""
+    tail = prompt.rstrip()
+    return next((start for start, _ in REASONING_TAGS if tail.endswith(start)), "")
+
+
+class ReasoningSplitter:
+    """Separates reasoning from the answer in streamed text.
+
+    `feed` and `flush` return (kind, text) pairs, kind "reasoning" or "answer", without tags and without the
+    blank space that follows one. Reasoning is recognised only where the text begins: a tag inside an answer
+    is the answer's.
+    """
+
+    def __init__(self, opened: str = "") -> None:
+        """`opened`: the tag by which the prompt already opened the reasoning (see `open_reasoning`)."""
+        self._close = dict(REASONING_TAGS)[opened] if opened else ""
+        self._state = "reasoning" if opened else "start"
+        self._held = ""
+        self._skip_space = bool(opened)  # a tag has just ended
+
+    def feed(self, text: str) -> list[tuple[str, str]]:
+        """Add streamed text; returns what is now certain."""
+        self._held += text
+        out: list[tuple[str, str]] = []
+        while self._step(out):
+            pass
+        return out
+
+    def _step(self, out: list[tuple[str, str]]) -> bool:
+        """One move of the automaton; False when more text is needed."""
+        if self._skip_space:
+            self._held = self._held.lstrip()
+            self._skip_space = not self._held
+        if self._state == "start":
+            return self._open()
+        if self._state == "reasoning":
+            at = self._held.find(self._close)
+            if at >= 0:
+                self._emit(out, "reasoning", at)
+                self._held = self._held[len(self._close) :]
+                self._state, self._skip_space = "answer", True
+                return True
+            self._emit(out, "reasoning", len(self._held) - _overlap(self._held, self._close))
+            return False
+        self._emit(out, "answer", len(self._held))
+        return False
+
+    def _open(self) -> bool:
+        """Decide whether the text begins with reasoning, as soon as that is certain."""
+        begun = self._held.lstrip()
+        for start, close in REASONING_TAGS:
+            if begun.startswith(start):
+                self._held, self._close = begun[len(start) :], close
+                self._state, self._skip_space = "reasoning", True
+                return True
+        if any(start.startswith(begun) for start, _ in REASONING_TAGS):
+            return False
+        self._state = "answer"
+        return True
+
+    def _emit(self, out: list[tuple[str, str]], kind: str, n: int) -> None:
+        if n:
+            out.append((kind, self._held[:n]))
+        self._held = self._held[n:]
+
+    def flush(self) -> list[tuple[str, str]]:
+        """No more text follows: what was held belongs to where it stands."""
+        out: list[tuple[str, str]] = []
+        self._emit(out, "reasoning" if self._state == "reasoning" else "answer", len(self._held))
+        return out
+
+
+def _overlap(text: str, tag: str) -> int:
+    """The length of the longest end of `text` that begins `tag` without completing it."""
+    return next((n for n in range(min(len(tag) - 1, len(text)), 0, -1) if text.endswith(tag[:n])), 0)

@@ -1,0 +1,93 @@
+"""Where the exactness is: accept or reject drafted tokens so that the output has the target's law.
+
+Two rules of one signature, pure functions of the draft, the target's laws and the random source. They know no
+model, no text and no clock.
+
+`rows[i]` is the target's law after the drafted prefix tokens[:i], made on demand: never past a drafted token
+that the target forbids, nor past end-of-generation. `len(rows)` is K + 1, or K when the last drafted token
+ends the generation and no bonus exists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from .rounds import Draft, Verdict
+from .sampling import Law, Rng, draw, one_hot, residual
+
+Rule = Callable[[Draft, Sequence[Law], Rng], Verdict]
+
+
+def verify_token(draft: Draft, rows: Sequence[Law], rng: Rng) -> Verdict:
+    """Token verification (Leviathan et al. 2023, algorithm 1; Chen et al. 2023, algorithm 2).
+
+    Accept x with probability min(1, p(x)/q(x)); at the first rejection emit y ~ norm(max(0, p − q)); when all
+    are accepted, emit the bonus y ~ p of the row after them.
+    """
+    chances = [min(1.0, ratio) for ratio in _ratios(draft, rows)]
+    survival, alive = [], 1.0
+    for chance in chances:
+        alive *= chance
+        survival.append(alive)
+    for i, chance in enumerate(chances):
+        if not rng.bernoulli(chance):
+            law, _ = residual(rows[i], _law(draft, i))
+            return Verdict(i, draw(law, rng), tuple(survival))
+    return Verdict(len(draft), _bonus(draft, rows, rng), tuple(survival))
+
+
+def verify_block(draft: Draft, rows: Sequence[Law], rng: Rng) -> Verdict:
+    """Block verification (Sun et al., ICLR 2025, arXiv 2403.10444, algorithm 2).
+
+    P[i] = min(1, P[i−1]·p_i(x_i)/q_i(x_i)) is the chance that at least i tokens survive: never below token
+    verification's product. The longest prefix whose own coin falls well is kept; the token after it is drawn
+    from norm(max(0, P[τ]·p − q)).
+    """
+    k = len(draft)
+    survival: list[float] = []
+    for ratio in _ratios(draft, rows):
+        survival.append(min(1.0, (survival[-1] if survival else 1.0) * ratio))
+    for i in range(len(survival), 0, -1):
+        alive = survival[i - 1]
+        if i == k:
+            if rng.bernoulli(alive):
+                return Verdict(k, _bonus(draft, rows, rng), tuple(survival))
+            continue
+        if alive == 0.0:
+            continue
+        law, mass = residual(rows[i], _law(draft, i), alive)
+        chance = mass / (mass + 1.0 - alive) if mass > 0.0 or alive < 1.0 else 1.0
+        if rng.bernoulli(chance):
+            return Verdict(i, draw(law, rng), tuple(survival))
+    if not k:
+        return Verdict(0, draw(rows[0], rng))
+    law, _ = residual(rows[0], _law(draft, 0))
+    return Verdict(0, draw(law, rng), tuple(survival))
+
+
+def _law(draft: Draft, i: int) -> Law:
+    """The law that drafted token i was drawn from; a token without one was chosen: one-hot."""
+    return draft.laws[i] or one_hot(draft.tokens[i])
+
+
+def _ratios(draft: Draft, rows: Sequence[Law]) -> list[float]:
+    """p(x)/q(x) of the drafted tokens, up to and including the first 0: what follows cannot survive."""
+    ratios: list[float] = []
+    for i, (token, law) in enumerate(zip(draft.tokens, draft.laws, strict=True)):
+        ratios.append(rows[i].prob(token) / (1.0 if law is None else law.prob(token)))
+        if ratios[-1] == 0.0:
+            break
+    return ratios
+
+
+def _bonus(draft: Draft, rows: Sequence[Law], rng: Rng) -> int | None:
+    return draw(rows[len(draft)], rng) if len(rows) > len(draft) else None
+
+
+RULES: dict[str, Rule] = {"token": verify_token, "block": verify_block}
+
+
+def choose_rule(verify: str) -> Rule:
+    """The rule of the setting `verify`. "auto" is block verification: it keeps at least as many tokens, and is
+    token verification itself for one drafted token and for one-hot drafts."""
+    return RULES["block" if verify == "auto" else verify]
