@@ -1,0 +1,74 @@
+"""What every test may ask for: tiny model files (written once a session) and quiet, seeded surroundings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import tiny
+
+NOISE = 0.35  # of a draft's weights: it agrees with its target on six tokens of ten, about
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Paths of a target and of a draft over the same vocabulary."""
+
+    target: Path
+    draft: Path
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("tiny")
+
+
+def _pair(folder: Path, arch: str, vocab: tiny.Vocab, label: str = "") -> Pair:
+    write, stem = tiny.WRITERS[arch], f"{arch}{label}"
+    return Pair(
+        write(folder / f"{stem}-target.gguf", vocab),
+        write(folder / f"{stem}-draft.gguf", vocab, noise=NOISE),
+    )
+
+
+@pytest.fixture(scope="session")
+def tiny_pair(tiny_folder: Path) -> Pair:
+    """Dense, eight letters: small enough to enumerate every text."""
+    return _pair(tiny_folder, "llama", tiny.letters(8))
+
+
+@pytest.fixture(scope="session")
+def tiny_chat(tiny_folder: Path) -> Pair:
+    """Dense, a byte vocabulary with a chat template: any text in, mostly printable text out."""
+    return _pair(tiny_folder, "llama", tiny.chat(), "-chat")
+
+
+@pytest.fixture(scope="session")
+def tiny_hybrid(tiny_folder: Path) -> Pair:
+    """lfm2, eight letters: seq_rm refuses; checkpoint, or native rollback with n_rs_seq > 0."""
+    return _pair(tiny_folder, "lfm2", tiny.letters(8))
+
+
+@pytest.fixture(scope="session")
+def tiny_hybrid_chat(tiny_folder: Path) -> Pair:
+    """lfm2 over the chat vocabulary."""
+    return _pair(tiny_folder, "lfm2", tiny.chat(), "-chat")
+
+
+@pytest.fixture(scope="session")
+def tiny_recurrent(tiny_folder: Path) -> Pair:
+    """mamba, eight letters: no rollback but a checkpoint."""
+    return _pair(tiny_folder, "mamba", tiny.letters(8))
+
+
+@pytest.fixture(scope="session")
+def tiny_sliding(tiny_folder: Path) -> Pair:
+    """gemma3 with a window of 16 tokens, eight letters."""
+    return _pair(tiny_folder, "gemma3", tiny.letters(8))
+
+
+@pytest.fixture(scope="session")
+def tiny_wide(tiny_folder: Path) -> Path:
+    """Dense, one layer, 151,936 ids: decodes in about a millisecond, costs the host what Qwen costs it."""
+    return tiny.write_llama(tiny_folder / "wide.gguf", tiny.numbered(151936), shape=tiny.NARROW)
