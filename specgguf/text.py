@@ -1,10 +1,10 @@
 """Token ids become text: incremental UTF-8, stop strings, reasoning tags.
 
-A `TextCutter` belongs to one generation. It decides where the text ends and hands out one `Piece` per committed
-token, so whoever prints the pieces prints the whole text, in characters, and nothing of a stop string. It knows
-nothing of models, laws or rounds: bytes come from a callable, and who drafted a token is told to it.
+A `TextCutter` belongs to one generation. It decides where the text ends and hands out one `Piece` per
+committed token: the pieces add up to the whole text, in whole characters, with nothing of a stop string. It
+knows nothing of models, laws or rounds: bytes come from a callable, and who drafted a token is told to it.
 
-Bytes that are no UTF-8 are left out, as llama-cpp-python does; the text is `whole_bytes.decode(errors="ignore")`.
+Bytes that are no UTF-8 are left out, as in llama-cpp-python: the text is `bytes.decode(errors="ignore")`.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ class Piece:
     """One committed token and the text that it releases.
 
     Attributes:
-        text: whole characters; "" while a character or a possible stop string is pending, and for special tokens.
+        text: whole characters; "" for special tokens and while a character or a possible stop string is
+            pending. Text that was pending belongs to the token that releases it.
         token: the id.
-        from_draft: whether the draft wrote this token. Text that was held back counts as the token's that releases it.
-        eog: an end-of-generation token. It is committed, but usage does not count it; its text is what was pending.
+        from_draft: whether the draft wrote this token.
+        eog: an end-of-generation token: committed, but not counted by usage; its text is what was pending.
         logprob: the token's log-probability, when asked for.
     """
 
