@@ -1,0 +1,301 @@
+"""Every call into llama.cpp, typed and without state.
+
+The rest of the program never touches ctypes: it asks here for a context, a batch, a decode, rows of logits.
+What a call returns is what llama.cpp returned; what it means is decided by `model` and `rewind`. Importing
+this module loads llama-cpp-python.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import ctypes
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import llama_cpp
+import numpy as np
+import numpy.typing as npt
+
+from .errors import BackendError
+
+Context = Any  # llama_context_p
+Logits = npt.NDArray[np.float32]
+
+DECODE_OK, DECODE_NO_SLOT, DECODE_ABORTED = 0, 1, 2
+STATE_PARTIAL_ONLY = 1
+
+_NEEDED = (
+    "llama_batch_init llama_decode llama_get_logits llama_get_memory llama_memory_seq_rm llama_memory_clear "
+    "llama_memory_seq_pos_min llama_memory_seq_pos_max llama_init_from_model llama_free llama_n_rs_seq "
+    "llama_state_seq_get_data_ext llama_state_seq_set_data_ext llama_state_seq_get_size_ext llama_n_ctx "
+    "llama_set_abort_callback llama_log_set llama_vocab_get_text llama_token_to_piece llama_model_n_swa"
+).split()
+
+_log: collections.deque[tuple[int, str]] = collections.deque(maxlen=200)
+
+
+@llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
+def _keep_log(level: int, text: bytes, _data: Any) -> None:
+    _log.append((level, text.decode("utf-8", "replace")))
+
+
+def start() -> None:
+    """Check that this llama-cpp-python has what is needed, and keep native log lines off stderr.
+
+    Raises:
+        BackendError: a symbol is missing (a version outside the supported range).
+    """
+    missing = [name for name in _NEEDED if not hasattr(llama_cpp, name)]
+    if missing:
+        raise BackendError(
+            f"llama-cpp-python {getattr(llama_cpp, '__version__', '?')} lacks {missing[0]}",
+            hint='pip install "llama-cpp-python>=0.3.36,<0.4"',
+        )
+    llama_cpp.llama_log_set(_keep_log, ctypes.c_void_p(0))
+
+
+def last_log_error() -> str:
+    """The last error line of llama.cpp's log, or an empty string."""
+    lines = [text.strip() for level, text in _log if level == 3 and text.strip()]
+    return lines[-1] if lines else ""
+
+
+@contextlib.contextmanager
+def captured_log() -> Iterator[list[str]]:
+    """All native log lines written inside the block."""
+    lines: list[str] = []
+    _log.clear()
+    try:
+        yield lines
+    finally:
+        lines.extend(text for _, text in _log)
+
+
+def supports_gpu_offload() -> bool:
+    """Whether this build of llama.cpp can put layers on a GPU."""
+    return bool(llama_cpp.llama_supports_gpu_offload())
+
+
+# --- contexts ---------------------------------------------------------------------------------------------
+
+
+def set_field(structure: ctypes.Structure, name: str, value: Any) -> None:
+    """Set a field of a ctypes structure that must exist: ctypes itself takes unknown names in silence."""
+    if name not in {field[0] for field in structure._fields_}:
+        raise BackendError(f"this llama-cpp-python has no parameter {name} in {type(structure).__name__}")
+    setattr(structure, name, value)
+
+
+def copy_params(params: ctypes.Structure) -> ctypes.Structure:
+    """A copy of context parameters, for a context of our own."""
+    copy = type(params)()
+    ctypes.pointer(copy)[0] = params
+    return copy
+
+
+def new_context(llama: Any, params: ctypes.Structure) -> Context:
+    """A context over the model that `llama` (llama_cpp.Llama) loaded.
+
+    Raises:
+        BackendError: it could not be made; the message carries llama.cpp's last error line.
+    """
+    ctx = llama_cpp.llama_init_from_model(llama.model, params)
+    if not ctx:
+        why = last_log_error()
+        raise BackendError(f"llama.cpp could not create a context{': ' + why if why else ''}")
+    return ctx
+
+
+def apply_lora(ctx: Context, adapter: Any, scale: float) -> None:
+    """Apply the LoRA adapter that a `Llama` loaded to a context of our own."""
+    adapters = (llama_cpp.llama_adapter_lora_p_ctypes * 1)(adapter)
+    if llama_cpp.llama_set_adapters_lora(ctx, adapters, 1, (ctypes.c_float * 1)(scale)):
+        raise BackendError("llama.cpp refused the LoRA adapter for this context")
+
+
+def free_context(ctx: Context) -> None:
+    llama_cpp.llama_free(ctx)
+
+
+def n_ctx(ctx: Context) -> int:
+    """The context's length in tokens (llama.cpp rounds what was asked for up)."""
+    return int(llama_cpp.llama_n_ctx(ctx))
+
+
+def n_rs_seq(ctx: Context) -> int:
+    """How many tokens a recurrent state can be rolled back natively; 0 where the architecture cannot."""
+    return int(llama_cpp.llama_n_rs_seq(ctx))
+
+
+def is_recurrent(llama: Any) -> bool:
+    """Whether any layer keeps a recurrent state (recurrent and hybrid architectures)."""
+    model = llama.model
+    return bool(llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model))
+
+
+def n_swa(llama: Any) -> int:
+    """The sliding window in tokens; 0 for full attention."""
+    return int(llama_cpp.llama_model_n_swa(llama.model))
+
+
+def synchronize(ctx: Context) -> None:
+    """Wait for the device: on a GPU the clock may stop only after this."""
+    llama_cpp.llama_synchronize(ctx)
+
+
+# --- batches and decoding ---------------------------------------------------------------------------------
+
+
+class Batch:
+    """A llama_batch of one sequence whose arrays are filled as numpy vectors."""
+
+    def __init__(self, n_tokens: int) -> None:
+        self.raw = llama_cpp.llama_batch_init(n_tokens, 0, 1)
+        shape = (n_tokens,)
+        self._token = np.ctypeslib.as_array(self.raw.token, shape)
+        self._pos = np.ctypeslib.as_array(self.raw.pos, shape)
+        self._logits = np.ctypeslib.as_array(self.raw.logits, shape)
+        np.ctypeslib.as_array(self.raw.n_seq_id, shape)[:] = 1
+        for i in range(n_tokens):
+            self.raw.seq_id[i][0] = 0
+
+    def fill(self, tokens: Sequence[int], position: int, n_rows: int) -> None:
+        """`tokens` at positions position, position+1, …; logits of the last `n_rows` are asked for."""
+        n = len(tokens)
+        self.raw.n_tokens = n
+        self._token[:n] = tokens
+        self._pos[:n] = np.arange(position, position + n)
+        self._logits[: n - n_rows] = 0
+        self._logits[n - n_rows : n] = 1
+
+    def close(self) -> None:
+        if self.raw is not None:
+            self._token = self._pos = self._logits = np.empty(0, dtype=np.int32)
+            llama_cpp.llama_batch_free(self.raw)
+            self.raw = None
+
+
+def decode(ctx: Context, batch: Batch) -> int:
+    """llama_decode's own code: 0 ok, 1 no slot, 2 aborted, below 0 failed."""
+    return int(llama_cpp.llama_decode(ctx, batch.raw))
+
+
+def rows(ctx: Context, n_rows: int, n_vocab: int) -> Logits:
+    """The logits of the last decode, (n_rows, n_vocab) float32: a view that the next decode overwrites."""
+    pointer = llama_cpp.llama_get_logits(ctx)
+    if not pointer:
+        raise BackendError("llama.cpp returned no logits")
+    return np.ctypeslib.as_array(pointer, (n_rows, n_vocab))
+
+
+class AbortFlag:
+    """Aborts a running decode from any thread, without the GIL: llama.cpp asks libc's strlen whether the
+    two-byte buffer is empty. On backends without abort support (GPUs) it does nothing; the flag between
+    prefill chunks does."""
+
+    def __init__(self) -> None:
+        self._buffer = ctypes.create_string_buffer(2)
+        self._callback = None
+        with contextlib.suppress(OSError, AttributeError):
+            strlen = ctypes.CDLL(None).strlen
+            self._callback = ctypes.cast(strlen, type(llama_cpp.llama_context_default_params().abort_callback))
+
+    def attach(self, ctx: Context) -> None:
+        if self._callback is not None:
+            address = ctypes.cast(self._buffer, ctypes.c_void_p)
+            llama_cpp.llama_set_abort_callback(ctx, self._callback, address)
+
+    def set(self) -> None:
+        self._buffer[0] = b"\x01"
+
+    def clear(self) -> None:
+        self._buffer[0] = b"\x00"
+
+
+# --- memory -----------------------------------------------------------------------------------------------
+
+
+def seq_rm(ctx: Context, n: int) -> bool:
+    """Drop everything from position n on; whether llama.cpp says that it could."""
+    return bool(llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(ctx), 0, n, -1))
+
+
+def pos_min(ctx: Context) -> int:
+    """The first position still held; -1 when empty."""
+    return int(llama_cpp.llama_memory_seq_pos_min(llama_cpp.llama_get_memory(ctx), 0))
+
+
+def pos_max(ctx: Context) -> int:
+    """The last position held; -1 when empty."""
+    return int(llama_cpp.llama_memory_seq_pos_max(llama_cpp.llama_get_memory(ctx), 0))
+
+
+def clear(ctx: Context) -> None:
+    """Empty the memory."""
+    llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(ctx), True)
+
+
+def get_state(ctx: Context, flags: int = 0) -> bytes:
+    """The state of the sequence; with STATE_PARTIAL_ONLY just what cannot be rewound by position.
+
+    Raises:
+        BackendError: llama.cpp wrote nothing.
+    """
+    size = int(llama_cpp.llama_state_seq_get_size_ext(ctx, 0, flags))
+    buffer = (ctypes.c_uint8 * size)()
+    written = int(llama_cpp.llama_state_seq_get_data_ext(ctx, buffer, size, 0, flags))
+    if written <= 0:
+        raise BackendError("llama.cpp could not save the state of the sequence")
+    return bytes(memoryview(buffer)[:written])
+
+
+def set_state(ctx: Context, data: bytes, flags: int = 0) -> bool:
+    """Restore what `get_state` saved; whether it worked."""
+    buffer = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
+    return int(llama_cpp.llama_state_seq_set_data_ext(ctx, buffer, len(data), 0, flags)) > 0
+
+
+# --- vocabularies -----------------------------------------------------------------------------------------
+
+
+def vocab(llama: Any) -> Any:
+    return llama_cpp.llama_model_get_vocab(llama.model)
+
+
+def vocab_type(vocab: Any) -> int:
+    return int(llama_cpp.llama_vocab_type(vocab))
+
+
+def vocab_size(vocab: Any) -> int:
+    return int(llama_cpp.llama_vocab_n_tokens(vocab))
+
+
+def vocab_ends(vocab: Any) -> dict[str, int]:
+    """The bos and eos ids where the tokenizer adds them by itself; -1 elsewhere."""
+    return {
+        "bos": int(llama_cpp.llama_vocab_bos(vocab)) if llama_cpp.llama_vocab_get_add_bos(vocab) else -1,
+        "eos": int(llama_cpp.llama_vocab_eos(vocab)) if llama_cpp.llama_vocab_get_add_eos(vocab) else -1,
+    }
+
+
+def token_text(vocab: Any, token: int) -> bytes:
+    """The token's text as the vocabulary stores it."""
+    return bytes(llama_cpp.llama_vocab_get_text(vocab, token) or b"")
+
+
+def eog_tokens(vocab: Any) -> frozenset[int]:
+    """All ids that end a generation."""
+    is_eog = llama_cpp.llama_vocab_is_eog
+    return frozenset(t for t in range(vocab_size(vocab)) if is_eog(vocab, t))
+
+
+def piece(vocab: Any, token: int, *, special: bool = False) -> bytes:
+    """The bytes that a token stands for, of any length; special tokens give b"" unless asked for."""
+    size = 32
+    while True:
+        buffer = ctypes.create_string_buffer(size)
+        n = int(llama_cpp.llama_token_to_piece(vocab, token, buffer, size, 0, special))
+        if n >= 0:
+            return buffer.raw[:n]
+        size = -n

@@ -1,0 +1,257 @@
+"""One token sequence over a loaded model, whose cache always holds what `tokens` says.
+
+`Weights` is a loaded file and can be shared; `Model` is a context of our own over it with a batch of its own.
+It decodes, hands out rows of logits, and drops tails; it knows nothing of drafting, sampling or text. Single
+tokens can be padded to two (`pad_to=2`): on CPU with F32, F16, Q8_0, Q4_0 and Q4_1 weights rows of every width
+are then bit-identical.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from time import perf_counter
+from typing import Any
+
+from . import backend, rewind
+from .errors import BackendError, Cancelled, ContextFull, ModelNotFound
+
+GGUF_MAGIC = b"GGUF"
+
+
+class Weights:
+    """A GGUF file loaded by `llama_cpp.Llama`, which also tokenizes and carries the metadata.
+
+    Args:
+        path: the file.
+        keywords: keywords of `llama_cpp.Llama`, but for n_ctx, n_batch, n_ubatch and verbose: its own context
+            is minimal, ours are made by `Model`.
+
+    Raises:
+        ModelNotFound: no such file.
+        BackendError: not a GGUF, truncated, or refused by llama.cpp.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], keywords: Mapping[str, Any] | None = None) -> None:
+        self.path = os.fspath(path)
+        self.keywords = dict(keywords or {})
+        check_gguf(self.path)
+        backend.start()
+        import llama_cpp
+
+        self.llama: Any = None
+        try:
+            self.llama = llama_cpp.Llama(
+                self.path, n_ctx=32, n_batch=8, n_ubatch=8, verbose=False, **self.keywords
+            )
+        except (ValueError, RuntimeError) as error:
+            why = backend.last_log_error() or str(error)
+            raise BackendError(f"llama.cpp could not load {self.path}: {why}") from error
+        self.vocab = backend.vocab(self.llama)
+        self.n_vocab = backend.vocab_size(self.vocab)
+        self.eog = backend.eog_tokens(self.vocab)
+        self.metadata: dict[str, str] = dict(self.llama.metadata)
+
+    def close(self) -> None:
+        if self.llama is not None:
+            self.llama.close()
+            self.llama = None
+
+
+def check_gguf(path: str) -> None:
+    """Refuse what llama.cpp would refuse in words that nobody understands."""
+    if not os.path.exists(path):
+        raise ModelNotFound(f"no such file: {path}", hint="a model is a .gguf file, org/repo:quant, or a preset")
+    if os.path.isdir(path):
+        raise ModelNotFound(f"{path} is a folder", hint="name the .gguf file in it")
+    with open(path, "rb") as file:
+        magic = file.read(4)
+    if magic != GGUF_MAGIC:
+        raise BackendError(f"{path} is not a GGUF file (it starts with {magic!r})")
+
+
+class Model:
+    """A context with one sequence.
+
+    Attributes:
+        tokens: what the cache holds, in order. Read-only for others.
+        n_ctx: the most tokens it can hold.
+        n_vocab, eog: of the vocabulary.
+        way: how rejected tokens are dropped, see `rewind`.
+        decode_s: seconds spent inside llama.cpp so far.
+
+    Args:
+        weights: the loaded file.
+        n_ctx, n_batch, n_ubatch: as in `llama_cpp.Llama`; n_ctx 0 takes the model's own length.
+        n_rows_max: the most rows that one `extend` may ask for.
+        pad_to: 2 decodes a single token beside a dummy, dropped at once.
+        flash_attn: None lets llama.cpp decide.
+    """
+
+    def __init__(
+        self,
+        weights: Weights,
+        *,
+        n_ctx: int = 4096,
+        n_batch: int = 512,
+        n_ubatch: int = 512,
+        n_rows_max: int = 8,
+        pad_to: int = 1,
+        flash_attn: bool | None = None,
+    ) -> None:
+        self.weights = weights
+        llama = weights.llama
+        params = backend.copy_params(llama.context_params)
+        n_ctx = n_ctx or int(weights.metadata.get(f"{self._architecture}.context_length", 4096))
+        n_batch = max(min(n_batch, n_ctx), n_rows_max, 2)
+        for name, value in {
+            "n_ctx": n_ctx,
+            "n_batch": n_batch,
+            "n_ubatch": max(min(n_ubatch, n_batch), n_rows_max, 2),
+            "n_outputs_max": max(n_rows_max, 2),
+            "flash_attn_type": -1 if flash_attn is None else int(flash_attn),
+        }.items():
+            backend.set_field(params, name, value)
+        self._ctx = backend.new_context(llama, params)
+        self._batch = backend.Batch(n_batch)
+        if getattr(llama, "_lora_adapter", None) is not None:
+            backend.apply_lora(self._ctx, llama._lora_adapter, llama.lora_scale)
+        self.abort = backend.AbortFlag()
+        self.abort.attach(self._ctx)
+        self.cancelled = False
+        self.way = rewind.choose(llama, self._ctx, self._batch)
+        self.tokens: list[int] = []
+        self.n_vocab = weights.n_vocab
+        self.eog = weights.eog
+        self.n_rows_max = n_rows_max
+        self.pad_to = pad_to if self.way.name == "plain" else 1
+        self.n_ctx = min(n_ctx, backend.n_ctx(self._ctx) - (self.pad_to - 1))
+        self.n_batch = n_batch
+        self.decode_s = 0.0
+        self._dirty = False
+
+    @property
+    def _architecture(self) -> str:
+        return self.weights.metadata.get("general.architecture", "")
+
+    def extend(self, tokens: Sequence[int], n_rows: int) -> backend.Logits:
+        """Decode `tokens` after the cached ones.
+
+        Returns:
+            The logits of the last `n_rows` tokens, (n_rows, n_vocab) float32: a view that the next call
+            overwrites.
+
+        Raises:
+            ContextFull: they do not fit; nothing was decoded.
+            Cancelled: `cancel` was called; whole chunks before it are kept.
+            BackendError: llama.cpp failed; `tokens` holds what the cache still holds.
+        """
+        self._resync()
+        if len(self.tokens) + len(tokens) > self.n_ctx:
+            raise ContextFull(
+                f"{len(self.tokens) + len(tokens)} tokens do not fit into a context of {self.n_ctx}",
+                hint="a larger --n-ctx, or a shorter prompt",
+            )
+        assert 0 <= n_rows <= min(len(tokens), self.n_rows_max)
+        last = max((len(tokens) - 1) % self.n_batch + 1, n_rows) if tokens else 0
+        head = len(tokens) - last
+        for start in range(0, head, self.n_batch):
+            self._decode(tokens[start : min(start + self.n_batch, head)], 0)
+            if self.cancelled:
+                raise Cancelled("stopped while reading the prompt")
+        return self._decode(tokens[head:], n_rows)
+
+    def _decode(self, tokens: Sequence[int], n_rows: int) -> backend.Logits:
+        """One native decode of at most n_batch tokens."""
+        n = len(tokens)
+        padding = list(tokens[-1:]) if n < self.pad_to else []
+        n_out = max(n_rows, self.pad_to) if n_rows else 0
+        self.way.before(len(self.tokens), n, n_rows)
+        self._batch.fill([*tokens, *padding], len(self.tokens), n_out)
+        self._dirty = True
+        started = perf_counter()
+        code = backend.decode(self._ctx, self._batch)
+        if code == backend.DECODE_OK:
+            rows = backend.rows(self._ctx, n_out, self.n_vocab) if n_out else _NO_ROWS
+            self.decode_s += perf_counter() - started
+            self.tokens.extend(tokens)
+            if padding and not backend.seq_rm(self._ctx, len(self.tokens)):
+                raise BackendError("llama.cpp could not drop a padding token")
+            self._dirty = False
+            self._check()
+            return rows[:n_rows] if padding else rows[n_out - n_rows :]
+        self.decode_s += perf_counter() - started
+        self._resync()
+        if code == backend.DECODE_ABORTED:
+            raise Cancelled("stopped while reading the prompt")
+        if code == backend.DECODE_NO_SLOT:
+            raise BackendError(f"llama.cpp found no room for {n} tokens in the cache")
+        raise BackendError(f"llama.cpp failed to decode (code {code}): {backend.last_log_error()}")
+
+    def rewind(self, n: int) -> int:
+        """Keep at most the first `n` tokens; how many are kept (a checkpoint may hold fewer)."""
+        self._resync()
+        if n >= len(self.tokens):
+            return len(self.tokens)
+        self._dirty = True
+        kept = self.way.keep(len(self.tokens), max(n, 0))
+        del self.tokens[kept:]
+        self._dirty = False
+        self._check()
+        return kept
+
+    def reuse(self, tokens: Sequence[int]) -> int:
+        """Keep the longest prefix that the cache shares with `tokens`; its length. Never raises."""
+        held = self.tokens
+        if len(held) <= len(tokens) and held == tokens[: len(held)]:
+            self._resync()
+            return len(self.tokens)
+        n = 0
+        for ours, theirs in zip(held, tokens, strict=False):
+            if ours != theirs:
+                break
+            n += 1
+        return self.rewind(n)
+
+    def cancel(self) -> None:
+        """Stop a running `extend` (from any thread or a signal handler); until `resume`."""
+        self.cancelled = True
+        self.abort.set()
+
+    def resume(self) -> None:
+        """Take `cancel` back."""
+        self.cancelled = False
+        self.abort.clear()
+
+    def clear(self) -> None:
+        """Empty the cache."""
+        backend.clear(self._ctx)
+        self.way.reset()
+        self.tokens.clear()
+        self._dirty = False
+
+    def close(self) -> None:
+        """Free the context; the weights stay loaded."""
+        if self._ctx is not None:
+            self._batch.close()
+            backend.free_context(self._ctx)
+            self._ctx = None
+
+    def _resync(self) -> None:
+        """After a native call that did not come back whole: believe the cache, or clear it."""
+        if not self._dirty:
+            return
+        held = min(backend.pos_max(self._ctx) + 1, len(self.tokens))
+        if self.way.name != "plain" or not backend.seq_rm(self._ctx, held):
+            self.clear()
+        del self.tokens[held:]
+        self._dirty = False
+
+    def _check(self) -> None:
+        last = backend.pos_max(self._ctx)
+        if last != len(self.tokens) - 1:
+            self.clear()
+            raise BackendError(f"the cache ends at position {last}, not {len(self.tokens) - 1}: cleared")
+
+
+_NO_ROWS = backend.np.empty((0, 0), dtype=backend.np.float32)
