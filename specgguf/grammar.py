@@ -1,0 +1,293 @@
+"""A grammar's state along generated tokens, committed and drafted.
+
+llama.cpp's grammar sampler does the matching; this module keeps one state per position, so that a rejected
+draft is undone without parsing anything again. It never lets llama.cpp accept a forbidden token, nor any
+token after the grammar's end: either would end the process. It knows nothing of laws, drafts or rounds.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from .errors import BackendError, ConfigError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+ROOT = "root"
+MAX_RULES = 10_000
+MAX_NESTING = 256
+N_KEPT = 20  # states kept behind the newest one: more than the longest draft
+
+
+class GrammarState:
+    """What a grammar allows at one position. Owns a native object; `close` is safe to call twice."""
+
+    def __init__(self, vocab: Any, sampler: Any) -> None:
+        """Use `parse`. `vocab` and `sampler` are llama.cpp's pointers; the sampler becomes this object's."""
+        self._vocab = vocab
+        self._sampler = sampler
+        self._n_vocab = n_tokens(vocab)
+        self.ended = False
+        self.close = weakref.finalize(self, free, sampler)
+
+    @classmethod
+    def parse(cls, vocab: Any, gbnf: str) -> GrammarState:
+        """The state before the first token.
+
+        Raises:
+            ConfigError: `gbnf` is no grammar that llama.cpp can use; the message says why.
+        """
+        problem = _too_large(gbnf)
+        sampler, problem = (None, problem) if problem else init_grammar(vocab, gbnf, ROOT)
+        if sampler is None:
+            raise ConfigError(f"grammar: {problem or _diagnose(gbnf)}")
+        return cls(vocab, sampler)
+
+    def allowed(self, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
+        """Which of `ids` may come next, shape (len(ids),). Once the grammar is complete: only the end of
+        generation; after that, nothing."""
+        import numpy as np
+
+        if self.ended:
+            return np.zeros(len(ids), dtype=np.bool_)
+        known = (ids >= 0) & (ids < self._n_vocab)  # llama.cpp would abort on any other
+        if known.all():
+            return apply_grammar(self._sampler, ids)
+        mask = np.zeros(len(ids), dtype=np.bool_)
+        mask[known] = apply_grammar(self._sampler, ids[known])
+        return mask
+
+    def advance(self, token: int) -> None:
+        """Accept `token`.
+
+        Raises:
+            BackendError: it is not allowed here; the state is unchanged.
+        """
+        import numpy as np
+
+        if not self.allowed(np.array([token], dtype=np.int32))[0]:
+            where = "after its end" if self.ended else "here"
+            raise BackendError(f"the grammar does not allow token {token} {where}")
+        if is_eog(self._vocab, token):
+            self.ended = True
+        else:
+            accept(self._sampler, token)
+
+    def clone(self) -> GrammarState:
+        """An independent copy."""
+        copy = GrammarState(self._vocab, clone_sampler(self._sampler))
+        copy.ended = self.ended
+        return copy
+
+
+class GrammarCursor:
+    """Finds a grammar's state after any token sequence, fast where it extends or rewinds the last one."""
+
+    def __init__(self, start: GrammarState) -> None:
+        """`start`: the state before the first token; the cursor closes it."""
+        self._tokens: list[int] = []
+        self._states = {0: start}  # by number of tokens: 0 always, and the last N_KEPT
+
+    def at(self, generated: Sequence[int]) -> GrammarState:
+        """The state after `generated`; the cursor's own: do not advance it.
+
+        Raises:
+            BackendError: the grammar forbids one of the tokens.
+        """
+        n_common = _common_prefix(self._tokens, generated)
+        for n in [n for n in self._states if n > n_common]:
+            self._states.pop(n).close()
+        n = max(self._states)
+        del self._tokens[n:]
+        while n < len(generated):
+            state = self._states[n].clone()
+            try:
+                state.advance(generated[n])
+            except BackendError:
+                state.close()
+                raise
+            self._tokens.append(generated[n])
+            n += 1
+            self._states[n] = state
+            if (old := n - N_KEPT) > 0 and old in self._states:
+                self._states.pop(old).close()
+        return self._states[n]
+
+    def close(self) -> None:
+        """Free every state."""
+        while self._states:
+            self._states.popitem()[1].close()
+
+
+def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    n = min(len(a), len(b))
+    if list(a[:n]) == list(b[:n]):
+        return n
+    return next(i for i in range(n) if a[i] != b[i])
+
+
+def grammar_text(grammar: Any) -> str:
+    """The GBNF text of a string or a `llama_cpp.LlamaGrammar`.
+
+    Raises:
+        ConfigError: neither, or an empty text.
+    """
+    text = grammar if isinstance(grammar, str) else getattr(grammar, "_grammar", None)
+    if not isinstance(text, str) or not text.strip():
+        raise ConfigError(f"grammar must be a GBNF text or a LlamaGrammar, not {grammar!r:.60}")
+    return text
+
+
+def json_grammar(schema: Any = None) -> str:
+    """The GBNF text of a JSON schema (a mapping or JSON text); None: of any JSON object.
+
+    Raises:
+        ConfigError: the schema cannot be turned into a grammar.
+    """
+    from llama_cpp import llama_grammar
+
+    if schema is None:
+        return str(llama_grammar.JSON_GBNF)
+    try:
+        tree = json.loads(schema if isinstance(schema, str) else json.dumps(schema))
+        if not isinstance(tree, dict):
+            raise ValueError("it is no JSON object")
+        if "$ref" in tree:  # the converter overlooks the definitions beside a reference at the top
+            tree["anyOf"] = [{"$ref": tree.pop("$ref")}]
+        return str(llama_grammar.json_schema_to_gbnf(json.dumps(tree)))
+    except RecursionError:
+        raise ConfigError("JSON schema: it refers to itself without end, or is nested too deeply") from None
+    except Exception as e:  # the converter raises whatever its code runs into
+        reason = f"no such definition: {e}" if isinstance(e, KeyError) else str(e) or type(e).__name__
+        raise ConfigError(f"JSON schema: {_one_line(reason)}") from e
+
+
+def _too_large(gbnf: str) -> str:
+    """Why llama.cpp's recursive parser must not see `gbnf`, or "": it overflows its stack at 100,000."""
+    if gbnf.count("::=") > MAX_RULES:
+        return f"it has more than {MAX_RULES:,} rules"
+    depth = deepest = 0
+    for character in re.sub(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#.*|[^()]', "", gbnf):
+        depth += 1 if character == "(" else -1
+        deepest = max(deepest, depth)
+    return f"it nests more than {MAX_NESTING} deep" if deepest > MAX_NESTING else ""
+
+
+def _diagnose(gbnf: str) -> str:
+    """Why llama.cpp refused a grammar that it could parse: it says so only in its log."""
+    if not gbnf.strip():
+        return "it is empty"
+    if not re.search(rf"^\s*{ROOT}\s*::=", gbnf, re.MULTILINE):
+        return f"it has no rule '{ROOT}'"
+    return "one of its rules begins with itself (left recursion)"
+
+
+def _one_line(text: str, limit: int = 200) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+# --- llama.cpp: typed calls without state, for backend.py -------------------------------------------------
+
+
+def n_tokens(vocab: Any) -> int:
+    """How many ids the vocabulary has."""
+    import llama_cpp
+
+    return int(llama_cpp.llama_vocab_n_tokens(vocab))
+
+
+def is_eog(vocab: Any, token: int) -> bool:
+    """Whether `token` ends a generation."""
+    import llama_cpp
+
+    return bool(llama_cpp.llama_vocab_is_eog(vocab, token))
+
+
+def init_grammar(vocab: Any, gbnf: str, root: str) -> tuple[Any | None, str]:
+    """A grammar sampler, or None and what llama.cpp's parser says about it ("" if nothing)."""
+    import llama_cpp
+
+    if "\0" in gbnf:
+        return None, "it contains a NUL character"
+    if not gbnf.strip():
+        return None, ""  # llama.cpp would take it, and allow everything
+    with _NativeStderr() as captured:
+        sampler = llama_cpp.llama_sampler_init_grammar(vocab, gbnf.encode(errors="replace"), root.encode())
+    if sampler:
+        return sampler, ""
+    found = re.search(r"error parsing grammar: (.*?)(?:\n\n|\Z)", captured.text, re.DOTALL)
+    return None, _one_line(found[1]) if found else ""
+
+
+def apply_grammar(sampler: Any, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
+    """Which of `ids` (each below the vocabulary's size) the grammar allows."""
+    import ctypes
+
+    import llama_cpp
+    import numpy as np
+
+    data = np.zeros(len(ids), dtype=[("id", np.int32), ("logit", np.float32), ("p", np.float32)])
+    data["id"] = ids
+    array = llama_cpp.llama_token_data_array(
+        data=ctypes.cast(data.ctypes.data, llama_cpp.llama_token_data_p),
+        size=len(ids),
+        selected=-1,
+        sorted=False,
+    )
+    llama_cpp.llama_sampler_apply(sampler, ctypes.byref(array))
+    return np.asarray(data["logit"] == 0.0)
+
+
+def accept(sampler: Any, token: int) -> None:
+    """Advance a sampler. A token that `apply_grammar` does not allow ends the process."""
+    import llama_cpp
+
+    llama_cpp.llama_sampler_accept(sampler, token)
+
+
+def clone_sampler(sampler: Any) -> Any:
+    """An independent copy of a sampler."""
+    import llama_cpp
+
+    return llama_cpp.llama_sampler_clone(sampler)
+
+
+def free(sampler: Any) -> None:
+    """Free a sampler that belongs to no chain."""
+    import llama_cpp
+
+    llama_cpp.llama_sampler_free(sampler)
+
+
+class _NativeStderr:
+    """Keeps what native code writes to file descriptor 2: llama.cpp's grammar parser bypasses its log."""
+
+    _one_at_a_time = threading.Lock()
+
+    def __enter__(self) -> _NativeStderr:
+        import os
+        import tempfile
+
+        self._one_at_a_time.acquire()
+        self._file = tempfile.TemporaryFile()
+        self._saved = os.dup(2)
+        os.dup2(self._file.fileno(), 2)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        import os
+
+        os.dup2(self._saved, 2)
+        os.close(self._saved)
+        self._file.seek(0)
+        self.text = self._file.read().decode(errors="replace")
+        self._file.close()
+        self._one_at_a_time.release()
