@@ -1,0 +1,205 @@
+"""Talking to the Hugging Face hub, through huggingface_hub, with errors in plain words.
+
+Lists a repository, downloads one file into the hub's own cache (resumable), and looks into that cache without
+importing anything. An unreachable hub is noticed in seconds, not after the client's minutes of retrying.
+Knows nothing of quantisations, presets or mirrors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import inspect
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from .errors import DownloadError, ModelNotFound, SpecggufError
+from .mirror import Progress
+
+CONNECT_S = 6.0  # how long the first answer of the hub may take
+_TRUE = {"1", "ON", "YES", "TRUE"}
+_unreachable: dict[str, str] = {}  # endpoints that did not answer in this process, and why
+
+
+class HashError(DownloadError):
+    """What arrived is not what was promised."""
+
+
+def is_offline() -> bool:
+    """Whether HF_HUB_OFFLINE (or TRANSFORMERS_OFFLINE) forbids connections."""
+    return any(os.environ.get(k, "").upper() in _TRUE for k in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
+
+
+def endpoint() -> str:
+    return os.environ.get("HF_ENDPOINT", "").rstrip("/") or "https://huggingface.co"
+
+
+def cache_folder() -> Path:
+    """The hub's cache, by the same variables that huggingface_hub reads."""
+    if folder := os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE"):
+        return Path(folder).expanduser()
+    home = os.environ.get("HF_HOME")
+    base = Path(home) if home else Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface"
+    return base.expanduser() / "hub"
+
+
+def snapshots(repo: str) -> list[Path]:
+    """The cached snapshots of a repository: the one that `main` names first, then the newest."""
+    if not repo:
+        return []
+    folder = cache_folder() / f"models--{repo.replace('/', '--')}"
+    main = ""
+    with contextlib.suppress(OSError):
+        main = (folder / "refs" / "main").read_text().strip()
+    try:
+        found = [p for p in (folder / "snapshots").iterdir() if p.is_dir()]
+        return sorted(found, key=lambda p: (p.name != main, -p.stat().st_mtime))
+    except OSError:
+        return []
+
+
+def list_files(repo: str, revision: str = "main") -> tuple[str, dict[str, str]]:
+    """The commit that `revision` means now, and every file with its sha256 ("" where the hub tells none).
+
+    Raises:
+        ModelNotFound, DownloadError: see `_plain`.
+    """
+    _require_reachable()
+    from huggingface_hub import HfApi
+
+    try:
+        with _quiet():
+            info = HfApi(endpoint=endpoint()).model_info(
+                repo, revision=revision, files_metadata=True, timeout=30
+            )
+    except Exception as error:
+        raise _plain(error, repo) from error
+    files = {s.rfilename: str(s.lfs.sha256) if s.lfs else "" for s in info.siblings or []}
+    return info.sha or revision, files
+
+
+def download(repo: str, file: str, revision: str, *, progress: Progress | None = None) -> Path:
+    """`file` in the hub's cache; an interrupted download is resumed.
+
+    Raises:
+        ModelNotFound, DownloadError: see `_plain`.
+    """
+    _require_reachable()
+    from huggingface_hub import hf_hub_download
+
+    extra: dict[str, Any] = {}
+    if "tqdm_class" in inspect.signature(hf_hub_download).parameters:
+        extra["tqdm_class"] = _bar(file.rsplit("/", 1)[-1], progress)
+    try:
+        with _quiet():
+            return Path(
+                hf_hub_download(
+                    repo, file, revision=revision, endpoint=endpoint(), cache_dir=str(cache_folder()), **extra
+                )
+            )
+    except Exception as error:
+        raise _plain(error, repo, file) from error
+
+
+def _require_reachable() -> None:
+    """One short request: huggingface_hub would retry a dead network for half a minute."""
+    base = endpoint()
+    if base not in _unreachable:
+        from huggingface_hub import get_session
+
+        try:
+            get_session().head(base, timeout=CONNECT_S)
+            return
+        except Exception as error:
+            _unreachable[base] = _reason(error)
+    raise DownloadError(
+        f"cannot reach {base}: {_unreachable[base]}",
+        hint="check the network (HF_ENDPOINT, HTTPS_PROXY), or use a local file with -m",
+    )
+
+
+def _plain(error: Exception, repo: str, file: str = "") -> SpecggufError:
+    """Any failure of huggingface_hub as one of ours, in one line."""
+    from huggingface_hub import errors
+
+    what = f"{repo}/{file}" if file else repo
+    chain = list(_causes(error))
+    status = next((s for e in chain if (s := _status(e))), 0)
+    if any(isinstance(e, errors.GatedRepoError) for e in chain) or status == 403:
+        return DownloadError(
+            f"{repo} is gated: its makers want their terms accepted first",
+            hint=f"accept them on {endpoint()}/{repo}, then set HF_TOKEN to a token of your account",
+        )
+    if any(isinstance(e, errors.RepositoryNotFoundError) for e in chain) or status == 401:
+        return ModelNotFound(
+            f"there is no repository {repo} on {endpoint()}, or it is private",
+            hint="check the spelling; for a private one set HF_TOKEN",
+        )
+    if any(isinstance(e, errors.RevisionNotFoundError | errors.RemoteEntryNotFoundError) for e in chain):
+        return ModelNotFound(f"{what} is not on the hub any more", hint="look at what the repository has now")
+    if status == 429:
+        return DownloadError(
+            f"the hub asks for fewer requests (429) for {what}", hint="wait a few minutes, or set HF_TOKEN"
+        )
+    if any(isinstance(e, OSError) and e.errno == errno.ENOSPC for e in chain):
+        return DownloadError(f"the disk is full: {what}", hint=f"make room in {cache_folder()}")
+    reason = f"the server answered {status}" if status else _reason(error)
+    return DownloadError(
+        f"{what} could not be downloaded: {reason}", hint="try again: it resumes where it stopped"
+    )
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    seen = 0
+    while error is not None and seen < 10:
+        yield error
+        error, seen = error.__cause__ or error.__context__, seen + 1
+
+
+def _status(error: BaseException) -> int:
+    return int(getattr(getattr(error, "response", None), "status_code", 0) or 0)
+
+
+def _reason(error: BaseException) -> str:
+    """The innermost cause's words, on one line."""
+    last = list(_causes(error))[-1]
+    text = " ".join(str(last).split()) or type(last).__name__
+    return text if len(text) <= 160 else text[:157] + "..."
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep huggingface_hub's own remarks off the terminal for a while."""
+    logger = logging.getLogger("huggingface_hub")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _bar(label: str, progress: Progress | None) -> type[Any]:
+    """A tqdm class that draws nothing and reports to `progress`."""
+    from tqdm import tqdm  # type: ignore[import-untyped]
+
+    best = 0  # a chunked transfer shows two bars for one file: report whichever is ahead
+
+    class Bar(tqdm):  # type: ignore[misc]
+        def __init__(self, *args: Any, **keywords: Any) -> None:
+            self._done = int(keywords.get("initial") or 0)
+            self._all = int(keywords.get("total") or 0)
+            super().__init__(*args, **{**keywords, "disable": True})
+
+        def update(self, n: float | None = 1) -> bool | None:
+            nonlocal best
+            self._done += int(n or 0)
+            if progress and self._done > best:
+                best = self._done
+                progress(label, best, self._all)
+            return None
+
+    return Bar
