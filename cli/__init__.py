@@ -1,0 +1,1 @@
+"""The terminal program. It prints; the library under it does not."""

@@ -1,0 +1,64 @@
+"""How answers are shown: the display settings in one place, shared by one-shot and conversation."""
+
+from __future__ import annotations
+
+import sys
+
+from specgguf.cli import stats_view, terminal
+from specgguf.cli.engine import Engine
+from specgguf.cli.notes import Notes
+from specgguf.cli.render import AnswerWriter, Collect, Sink, replay, write_json
+from specgguf.cli.settings import Settings
+from specgguf.cli.turn import Answer
+
+
+class Display:
+    """Makes sinks for answers, and says what belongs to them: legend, statistics, JSON."""
+
+    def __init__(self, settings: Settings, notes: Notes, *, as_json: bool = False) -> None:
+        self.settings = settings
+        self.notes = notes
+        self.as_json = as_json
+        self.ink = terminal.ink_for(sys.stdout, settings["color"])
+        self._legend_shown = False
+
+    def sink(self) -> Sink:
+        """Where the next answer goes."""
+        if self.as_json:
+            return Collect()
+        return AnswerWriter(
+            self.notes,
+            ink=self.ink,
+            highlight=self.settings["highlight"],
+            think=self.settings["think"],
+            markdown=self.settings["markdown"],
+        )
+
+    def again(self, answer: Answer) -> None:
+        """Show an answer once more, as the settings are now."""
+        replay(answer.spans, self.sink())
+
+    def legend(self) -> str:
+        """What the highlighting means, highlighted itself."""
+        if not self.ink.styles:
+            return "highlighting needs a terminal with colours or underlining (or --color always)"
+        mark = self.ink.drafted("written by the draft model, accepted by the target")
+        return f"{mark} · the target's own words"
+
+    def legend_once(self) -> None:
+        """The legend, before the first highlighted answer."""
+        if self.settings["highlight"] and not self._legend_shown and not self.as_json:
+            self._legend_shown = True
+            if not self.notes.quiet:
+                self.notes.tell(self.legend())
+
+    def after(self, answer: Answer, engine: Engine) -> None:
+        """What follows an answer: its JSON, and the statistics line."""
+        if self.as_json:
+            write_json(answer.completion())
+        if self.settings["stats"] and not self.notes.quiet:
+            stats = engine.last
+            ended = stats_view.ended_by(
+                answer.finish_reason, answer.interrupted, stats.n_prompt + stats.n_generated, engine.n_ctx()
+            )
+            self.notes.say(stats_view.line(stats, engine.n_ctx(), ended=ended))

@@ -1,0 +1,161 @@
+"""From settings to a loaded engine: the one door between the terminal program and the library.
+
+Everything else in this package sees the engine through the `Engine` protocol; tests put a scripted one
+behind `open_engine`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from specgguf.cli import exits
+from specgguf.cli.notes import Notes
+from specgguf.cli.pairing import Pair, pick
+from specgguf.cli.settings import Settings
+
+# Settings that are keywords of SpeculativeLlama, besides the pair itself.
+KEYWORDS = ("draft", "draft_max", "n_ctx", "n_gpu_layers", "n_threads", "flash_attn", "type_k", "type_v")
+TICK_S = 0.1
+
+
+class Statistics(Protocol):
+    """What the program reads of `specgguf.stats.Stats`."""
+
+    n_prompt: int
+    n_cached: int
+    n_prefilled: int
+    n_generated: int
+    n_rounds: int
+    draft_n: int
+    draft_n_accepted: int
+    prompt_s: float
+    decode_s: float
+    draft_s: float
+    verify_s: float
+    host_s: float
+    drafted_by_position: list[int]
+    accepted_by_position: list[int]
+    k_trace: list[int]
+    rest_reason: str
+
+    @property
+    def tokens_per_pass(self) -> float: ...
+    @property
+    def tokens_per_second(self) -> float: ...
+    @property
+    def acceptance(self) -> float | None: ...
+    def timings(self) -> dict[str, Any]: ...
+
+
+class Engine(Protocol):
+    """What the program uses of `specgguf.SpeculativeLlama`."""
+
+    notices: list[str]
+    draft: str | int
+
+    @property
+    def last(self) -> Statistics: ...
+    @property
+    def stats(self) -> Statistics: ...
+    def n_ctx(self) -> int: ...
+    def render(self, messages: Sequence[dict[str, Any]], *, enable_thinking: bool | None = None) -> list[int]: ...
+    def detokenize(self, tokens: list[int]) -> bytes: ...
+    def create_chat_completion(
+        self, messages: Sequence[dict[str, Any]], *, stream: bool, **keywords: Any
+    ) -> Generator[dict[str, Any], None, None]: ...
+    def cancel(self) -> None: ...
+    def close(self) -> None: ...
+
+
+@dataclass
+class Loaded:
+    """An engine and how to speak of it.
+
+    Attributes:
+        model, draft_model: file names for people; the draft's is "" where nothing drafts.
+        model_ref, draft_ref: what gets the same pair again; kept with a session.
+        why: one line about a choice made for the user.
+        load_s: seconds that loading took.
+    """
+
+    engine: Engine
+    model: str
+    draft_model: str = ""
+    model_ref: str = ""
+    draft_ref: str = ""
+    why: str = ""
+    load_s: float = 0.0
+
+
+def open_engine(settings: Settings, notes: Notes, *, yes: bool = False) -> Loaded:
+    """Choose, download and load the pair, and say what happens meanwhile.
+
+    Raises:
+        SpecggufError: whatever stands in the way, in one line.
+    """
+    pair = pick(settings, notes, yes=yes)
+    settings.sampling()  # out of range: say so before loading
+    if pair.why:
+        notes.say(pair.why)
+    name = pair.draft_model.name if isinstance(pair.draft_model, Path) else pair.draft_model or ""
+    what = pair.model.name + (f" + {name}" if name else "")
+    start = time.monotonic()
+    engine = _wait_for(lambda: _load(pair, settings), f"loading {what}", notes)
+    for notice in engine.notices:
+        notes.warn(notice)
+    return Loaded(engine, pair.model.name, name, pair.model_ref, pair.draft_ref, pair.why, time.monotonic() - start)
+
+
+def keywords(settings: Settings, pair: Pair) -> dict[str, Any]:
+    """The keywords of SpeculativeLlama that settings and preset ask for; what nobody set is left out."""
+    names = [*KEYWORDS, *(f"draft_{name}" for name in KEYWORDS[2:])]
+    chosen = {name: settings[name] for name in names if settings[name] is not None}
+    return {**pair.keywords, **chosen}
+
+
+def _load(pair: Pair, settings: Settings) -> Engine:
+    from specgguf import SpeculativeLlama
+
+    draft = str(pair.draft_model) if pair.draft_model is not None else None
+    engine: Engine = SpeculativeLlama(str(pair.model), draft, **keywords(settings, pair))
+    return engine
+
+
+def _wait_for(load: Any, what: str, notes: Notes) -> Engine:
+    """Load in a thread, so that the seconds tick and Ctrl-C ends the program at once."""
+    result: dict[str, Any] = {}
+
+    def work() -> None:
+        try:
+            result["engine"] = load()
+        except BaseException as error:
+            result["error"] = error
+
+    thread = threading.Thread(target=work, name="load", daemon=True)
+    start = time.monotonic()
+    thread.start()
+    try:
+        while thread.is_alive():
+            notes.wait(f"{what} … {time.monotonic() - start:.1f} s")
+            thread.join(TICK_S)
+    except KeyboardInterrupt:
+        notes.clear()
+        sys.stdout.flush()
+        os._exit(exits.INTERRUPTED)  # the native loader cannot be stopped, nothing is there to be saved
+    notes.clear()
+    if "error" in result:
+        raise result["error"]
+    engine: Engine = result["engine"]
+    return engine
+
+
+def thinking(settings: Mapping[str, Any]) -> bool | None:
+    """The template's `enable_thinking`: on, off, or left alone."""
+    return {"on": True, "off": False}.get(settings["thinking"] or "")

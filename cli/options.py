@@ -1,0 +1,297 @@
+"""Every setting in one table: its name, flags, variable, kind, default and help.
+
+The name is the Python keyword and the key in config.toml and presets. Flags, environment variables,
+`specgguf config show`, `/set` and the help texts are read from here. Where a value came from is
+`settings`' business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import click
+
+from specgguf.config import DRAFT_MAX_DEFAULT, KV_TYPES, parse_draft
+from specgguf.errors import ConfigError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+YES = ("1", "true", "yes", "on")
+NO = ("0", "false", "no", "off")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting.
+
+    Attributes:
+        name: Python keyword, config key and preset field.
+        flags: the command line's spellings; a bool has "--x/--no-x".
+        kind: "text", "whole", "number", "bool", "draft", or a tuple of the allowed words.
+        section: the heading it stands under in `--help`.
+        env: its environment variable.
+        sampling: it shapes the law or the length of one answer; `/set` may change it.
+    """
+
+    name: str
+    flags: tuple[str, ...]
+    kind: str | tuple[str, ...]
+    default: Any
+    section: str
+    env: str
+    help: str
+    metavar: str | None = None
+    sampling: bool = False
+
+    def parse(self, value: object, *, where: str) -> Any:
+        """Read a value given as text (a flag, a variable, `/set`) or as TOML's own type.
+
+        Raises:
+            ConfigError: it is not of this kind; `where` names its origin.
+        """
+        try:
+            return self._parse(value)
+        except (TypeError, ValueError) as error:
+            wanted = {"whole": "a whole number", "number": "a number", "bool": "on or off"}
+            words = ", ".join(self.kind) if isinstance(self.kind, tuple) else wanted.get(self.kind, "text")
+            raise ConfigError(f"{where}: {self.name} must be {words}, not {value!r}") from error
+
+    def _parse(self, value: object) -> Any:
+        text = str(value).strip().lower()
+        if isinstance(self.kind, tuple):
+            if isinstance(value, bool):
+                text = "on" if value else "off"
+            if text not in self.kind:
+                raise ValueError(text)
+            return text
+        if self.kind == "bool":
+            if text not in YES + NO:
+                raise ValueError(text)
+            return text in YES
+        if isinstance(value, bool):
+            raise TypeError(value)
+        if self.kind == "whole":
+            return int(text)
+        if self.kind == "number":
+            return float(text)
+        if self.kind == "draft":
+            return parse_draft(text)
+        if not isinstance(value, str):
+            raise TypeError(value)
+        return value
+
+
+ON_OFF = ("on", "off")
+KV = tuple(KV_TYPES)
+
+
+def _hardware(prefix: str, flag: str, whose: str) -> tuple[Setting, ...]:
+    """The six hardware settings, of the target (no prefix) or of the draft."""
+    var = "SPECGGUF_" + prefix.upper()
+    short = (lambda s: (s,)) if not prefix else (lambda s: (f"--draft{s}",) if s == "-ngl" else ())
+
+    def make(name: str, extra: tuple[str, ...], kind: str | tuple[str, ...], default: Any, text: str) -> Setting:
+        flags = (*extra, f"--{flag}{name.replace('_', '-')}")
+        return Setting(prefix + name, flags, kind, default, "Hardware", var + name.upper(), text + whose)
+
+    context = "Context in tokens; 0: the largest that fits" if not prefix else "Context in tokens"
+    flash = Setting(
+        prefix + "flash_attn",
+        (f"--{flag}flash-attn/--no-{flag}flash-attn",),
+        "bool",
+        None,
+        "Hardware",
+        var + "FLASH_ATTN",
+        "Flash attention" + whose,
+    )
+    return (
+        make("n_ctx", short("-c"), "whole", 4096 if not prefix else None, context),
+        make("n_gpu_layers", short("-ngl"), "whole", None, "Layers on the GPU; -1: all"),
+        make("n_threads", short("-t"), "whole", None, "CPU threads"),
+        flash,
+        make("type_k", (), KV, None, "Type of the K cache"),
+        make("type_v", (), KV, None, "Type of the V cache"),
+    )
+
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting(
+        "model", ("-m", "--model"), "text", None, "Models", "SPECGGUF_MODEL",
+        "Target: a file, org/repo[:quant or file], or a preset's name.", "REF",
+    ),
+    Setting(
+        "draft_model", ("-d", "--draft-model"), "text", None, "Models", "SPECGGUF_DRAFT_MODEL",
+        "Draft: the same, or 'lookup' (drafts from the text itself), or 'none'.", "REF",
+    ),
+    Setting(
+        "preset", ("-p", "--preset"), "text", None, "Models", "SPECGGUF_PRESET",
+        "A ready-made pair; 'auto' picks by device and free memory.", "NAME",
+    ),
+    Setting(
+        "offline", ("--offline/--online",), "bool", False, "Models", "SPECGGUF_OFFLINE",
+        "Use only what is already here.",
+    ),
+    Setting(
+        "draft", ("--draft",), "draft", "auto", "Drafting", "SPECGGUF_DRAFT",
+        "auto (adaptive), off, or always N tokens.", "off|auto|N",
+    ),
+    Setting(
+        "draft_max", ("--draft-max",), "whole", DRAFT_MAX_DEFAULT, "Drafting", "SPECGGUF_DRAFT_MAX",
+        "The most tokens drafted in one round.", "N",
+    ),
+    *_hardware("", "", "."),
+    *_hardware("draft_", "draft-", ", draft model."),
+    Setting(
+        "temperature", ("--temp", "--temperature"), "number", 0.8, "Sampling", "SPECGGUF_TEMP",
+        "0: always the likeliest token.", sampling=True,
+    ),
+    Setting(
+        "top_k", ("--top-k",), "whole", 40, "Sampling", "SPECGGUF_TOP_K",
+        "Keep the K likeliest tokens; 0: all.", sampling=True,
+    ),
+    Setting(
+        "top_p", ("--top-p",), "number", 0.95, "Sampling", "SPECGGUF_TOP_P",
+        "Keep the likeliest tokens that hold this share.", sampling=True,
+    ),
+    Setting(
+        "min_p", ("--min-p",), "number", 0.05, "Sampling", "SPECGGUF_MIN_P",
+        "Drop tokens below this share of the likeliest.", sampling=True,
+    ),
+    Setting(
+        "repeat_penalty", ("--repeat-penalty",), "number", 1.0, "Sampling", "SPECGGUF_REPEAT_PENALTY",
+        "Above 1: repeat less.", sampling=True,
+    ),
+    Setting(
+        "max_tokens", ("--max-tokens",), "whole", None, "Sampling", "SPECGGUF_MAX_TOKENS",
+        "End an answer after N tokens.", "N", sampling=True,
+    ),
+    Setting(
+        "seed", ("--seed",), "whole", None, "Sampling", "SPECGGUF_SEED",
+        "Repeat the same random choices.", "N", sampling=True,
+    ),
+    Setting(
+        "thinking", ("--thinking",), ON_OFF, None, "Sampling", "SPECGGUF_THINKING",
+        "Ask a reasoning model to think, or not to.", "on|off",
+    ),
+    Setting(
+        "system", ("-s", "--system"), "text", None, "Conversation", "SPECGGUF_SYSTEM",
+        "System prompt, or @FILE.", "TEXT|@FILE",
+    ),
+    Setting(
+        "overflow", ("--overflow",), ("drop", "stop"), "drop", "Conversation", "SPECGGUF_OVERFLOW",
+        "Context full: drop the oldest turns, or stop.", "drop|stop",
+    ),
+    Setting(
+        "save", ("--save/--no-save",), "bool", True, "Conversation", "SPECGGUF_SAVE",
+        "Keep the conversation, for --continue.",
+    ),
+    Setting(
+        "history", ("--history/--no-history",), "bool", True, "Conversation", "SPECGGUF_HISTORY",
+        "Keep what was typed, for the arrow keys.",
+    ),
+    Setting(
+        "highlight", ("--highlight/--no-highlight",), "bool", False, "Display", "SPECGGUF_HIGHLIGHT",
+        "Show which words the draft model wrote.",
+    ),
+    Setting(
+        "think", ("--think",), ("dim", "show", "hide"), "dim", "Display", "SPECGGUF_THINK",
+        "How a model's reasoning is displayed.", "dim|show|hide",
+    ),
+    Setting(
+        "markdown", ("--markdown/--no-markdown",), "bool", False, "Display", "SPECGGUF_MARKDOWN",
+        "Format the answer, block by block.",
+    ),
+    Setting(
+        "stats", ("--stats/--no-stats",), "bool", True, "Display", "SPECGGUF_STATS",
+        "One line of statistics after each answer, on stderr.",
+    ),
+    Setting(
+        "color", ("--color",), ("auto", "always", "never"), "auto", "Display", "SPECGGUF_COLOR",
+        "Colours; auto follows the terminal and NO_COLOR.", "auto|always|never",
+    ),
+)  # fmt: skip
+
+BY_NAME: dict[str, Setting] = {setting.name: setting for setting in SETTINGS}
+
+
+class GroupedCommand(click.Command):
+    """A command whose `--help` shows the table's settings under their sections."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Options by section; those outside the table come last."""
+        rows: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None:
+                setting = BY_NAME.get(param.name or "")
+                section = getattr(param, "section", None) or (setting.section if setting else "Other")
+                rows.setdefault(section, []).append(record)
+        other = rows.pop("Other", [])
+        for section, records in [*rows.items(), ("Other", other)]:
+            if records:
+                with formatter.section(section):
+                    formatter.write_dl(records, col_max=34)
+
+
+class SectionOption(click.Option):
+    """An option that belongs to no setting but stands under a section of the help."""
+
+    def __init__(self, *args: Any, section: str, **keywords: Any) -> None:
+        super().__init__(*args, **keywords)
+        self.section = section
+
+
+class _Kind(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.4 on
+    """Lets click read a setting's value with the setting's own parser."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        kind = setting.kind
+        self.name = {"whole": "n", "number": "x"}.get(kind, "text") if isinstance(kind, str) else "word"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return self.setting.parse(value, where=self.setting.flags[-1])
+        except ConfigError as error:
+            raise click.UsageError(str(error), ctx) from error
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[click.shell_completion.CompletionItem]:
+        from click.shell_completion import CompletionItem
+
+        kind: Iterable[str] = self.setting.kind if isinstance(self.setting.kind, tuple) else ()
+        if self.setting.kind == "draft":
+            kind = ("auto", "off")
+        if kind:
+            return [CompletionItem(word) for word in kind if word.startswith(incomplete)]
+        is_path = self.setting.name in ("model", "draft_model")
+        return [CompletionItem(incomplete, type="file")] if is_path else []
+
+
+def option(setting: Setting) -> Callable[[F], F]:
+    """The click option of one setting. Its default is None: "not given here"."""
+    help_text = setting.help
+    if setting.default is not None and setting.kind not in ("bool", "draft") and setting.default != "auto":
+        help_text = f"{help_text[:-1]} [{setting.default}]."
+    if setting.kind == "bool":
+        return click.option(*setting.flags, setting.name, default=None, help=help_text)
+    metavar = setting.metavar or ("|".join(setting.kind) if isinstance(setting.kind, tuple) else None)
+    metavar = "TYPE" if setting.kind == KV else metavar
+    return click.option(
+        *setting.flags, setting.name, type=_Kind(setting), default=None, metavar=metavar, help=help_text
+    )
+
+
+def options(*sections: str) -> Callable[[F], F]:
+    """Add the options of whole sections, in the table's order."""
+
+    def decorate(function: F) -> F:
+        for setting in reversed(SETTINGS):
+            if setting.section in sections:
+                function = option(setting)(function)
+        return function
+
+    return decorate

@@ -1,0 +1,183 @@
+"""Which models: settings and what is on this machine become a pair of local files, and why.
+
+`-m` wins over `-p`; a bare `chat` takes the configured preset, else `auto`. Nothing large is downloaded
+for a preset without saying its size and asking. Loads no model.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specgguf.cli.notes import Notes
+from specgguf.cli.progress import Progress, human_bytes
+from specgguf.cli.settings import Settings
+
+from specgguf.errors import ConfigError, SpecggufError
+
+if TYPE_CHECKING:
+    from specgguf.presets import ModelFile, Preset
+
+NO_DRAFT = ("none", "off", "no")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A target and what drafts for it.
+
+    Attributes:
+        model: the target's file.
+        draft_model: the draft's file, "lookup", or None.
+        model_ref, draft_ref: what the user would type to get them again.
+        why: one line about a choice that was made for the user; empty where nothing was.
+        keywords: what a preset sets beyond the settings table.
+    """
+
+    model: Path
+    draft_model: Path | str | None
+    model_ref: str
+    draft_ref: str
+    why: str = ""
+    keywords: Mapping[str, Any] = field(default_factory=dict)
+
+
+def pick(settings: Settings, notes: Notes, *, yes: bool = False) -> Pair:
+    """Resolve the pair, downloading what is missing; a preset's values enter `settings` under all others.
+
+    Raises:
+        SpecggufError: a reference leads nowhere, or a download was refused or failed.
+    """
+    if settings["model"]:
+        return _by_model(settings, notes, yes)
+    name = settings["preset"] or "auto"
+    preset, why = choose_preset(name)
+    return _by_preset(preset, why, settings, notes, yes)
+
+
+def choose_preset(name: str) -> tuple[Preset, str]:
+    """The preset that `name` means on this machine ("auto" picks), and one line of reason."""
+    from specgguf import presets
+
+    if name != "auto":
+        return presets.load(name), ""
+    return presets.load("demo"), "preset demo: the pair that runs anywhere (-p NAME takes another)"
+
+
+def _by_preset(preset: Preset, why: str, settings: Settings, notes: Notes, yes: bool) -> Pair:
+    settings.under(preset_values(preset), f"preset {preset.name}")
+    draft: Any = settings["draft_model"]
+    wanted = [preset.target]
+    if draft is None and preset.draft is not None:
+        wanted.append(preset.draft)
+    _consent(wanted, preset.name, settings, notes, yes)
+    model = _resolve(preset.target, settings, notes)
+    if draft is not None:
+        found = _draft(draft, settings, notes)
+        return Pair(model, found, preset.name, str(draft), why, preset_keywords(preset))
+    found = _resolve(preset.draft, settings, notes) if preset.draft is not None else None
+    ref = preset.name if found else ""
+    return Pair(model, found, preset.name, ref, why, preset_keywords(preset))
+
+
+def _by_model(settings: Settings, notes: Notes, yes: bool) -> Pair:
+    ref = settings["model"]
+    preset = _preset_named(ref)
+    if preset is not None:
+        settings.put("model", None, "default")
+        return _by_preset(preset, "", settings, notes, yes)
+    if settings["preset"]:
+        chosen, _ = choose_preset(settings["preset"])
+        settings.under(preset_values(chosen), f"preset {chosen.name}")
+    model = _resolve(ref, settings, notes)
+    if settings["draft_model"] is not None:
+        return Pair(model, _draft(settings["draft_model"], settings, notes), ref, settings["draft_model"])
+    if settings["draft"] == "off":
+        return Pair(model, None, ref, "")
+    found, draft_ref = _matching_draft(model)
+    if found is None:
+        why = "no matching draft model is here: decoding plainly (-d REF adds one, -d lookup needs none)"
+        return Pair(model, None, ref, "", why)
+    return Pair(model, found, ref, draft_ref, f"drafting with {found.name}, which matches (-d none: without)")
+
+
+def _draft(ref: str, settings: Settings, notes: Notes) -> Path | str | None:
+    if ref in NO_DRAFT:
+        return None
+    if ref == "lookup":
+        return ref
+    preset = _preset_named(ref)
+    if preset is None:
+        return _resolve(ref, settings, notes)
+    if preset.draft is None:
+        raise ConfigError(f"preset {preset.name} has no draft model")
+    return _resolve(preset.draft, settings, notes)
+
+
+def _preset_named(ref: str) -> Preset | None:
+    from specgguf import presets
+
+    is_name = "/" not in ref and not ref.endswith(".gguf") and not Path(ref).exists()
+    return presets.load(ref) if is_name and ref in presets.names() else None
+
+
+def _matching_draft(model: Path) -> tuple[Path | None, str]:
+    """A draft that is already here and belongs to this target by a preset."""
+    from specgguf import hub, presets
+
+    for name in presets.names():
+        preset = presets.load(name)
+        if isinstance(preset.target, str) or preset.draft is None:
+            continue
+        same = preset.target.name == model.name and preset.target.bytes == model.stat().st_size
+        if same and (found := hub.cached(preset.draft)) is not None:
+            return found, name
+    return None, ""
+
+
+def _resolve(ref: ModelFile | str, settings: Settings, notes: Notes) -> Path:
+    from specgguf import hub
+
+    with Progress(notes) as progress:
+        return hub.resolve(ref, offline=settings["offline"] or None, progress=progress)
+
+
+def _consent(wanted: list[ModelFile | str], preset: str, settings: Settings, notes: Notes, yes: bool) -> None:
+    """Say what a preset would download, and ask."""
+    from specgguf import hub
+
+    missing = [m for m in wanted if not isinstance(m, str) and hub.cached(m) is None]
+    if not missing or settings["offline"]:
+        return
+    size = human_bytes(sum(m.bytes for m in missing))
+    notes.tell(f"preset {preset} needs {', '.join(m.name for m in missing)}: {size} to download")
+    for m in missing:
+        if not m.is_open:
+            notes.tell(f"{m.name}: licence {m.licence or 'unknown'}, which is not an open-source one")
+    if yes:
+        return
+    again = f"specgguf chat -p {preset} --yes"
+    if not sys.stdin.isatty():
+        raise SpecggufError(f"{size} would have to be downloaded, and nobody is here to ask", hint=again)
+    notes.raw("Download? [Y/n] ")
+    if sys.stdin.readline().strip().lower() not in ("", "y", "yes"):
+        raise SpecggufError("nothing was downloaded", hint="-m FILE uses a model that you have")
+
+
+def preset_values(preset: Preset) -> dict[str, Any]:
+    """A preset's values by the names of the settings table."""
+    from specgguf.cli.options import BY_NAME
+
+    values = {name: getattr(preset, name) for name in BY_NAME if hasattr(preset, name)}
+    values["draft_flash_attn"] = preset.flash_attn
+    if preset.enable_thinking is not None:
+        values["thinking"] = "on" if preset.enable_thinking else "off"
+    values.update(preset.sampling)
+    return {name: value for name, value in values.items() if name in BY_NAME and name != "draft"}
+
+
+def preset_keywords(preset: Preset) -> dict[str, Any]:
+    """What a preset says to the engine that is no setting."""
+    return {"n_batch": preset.n_batch, "n_ubatch": preset.n_ubatch}

@@ -1,0 +1,130 @@
+"""What holds now, and who said so: flag > variable > file > preset > default.
+
+Reads config.toml and the environment once; a value always carries its origin. Knows the table of
+`options`, no model and no terminal.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specgguf.cli.options import BY_NAME, SETTINGS
+
+from specgguf.config import SamplingParams, did_you_mean
+from specgguf.errors import ConfigError
+
+CONFIG_NAME = "config.toml"
+
+
+@dataclass(frozen=True)
+class Value:
+    """A value and where it came from: "flag --temp", "SPECGGUF_TEMP", a file, "preset demo", "default"."""
+
+    value: Any
+    origin: str
+
+
+class Settings(Mapping[str, Any]):
+    """All settings by name; `origin(name)` tells where one came from."""
+
+    def __init__(self, values: Mapping[str, Value]) -> None:
+        self._values = {setting.name: Value(setting.default, "default") for setting in SETTINGS}
+        self._values.update(values)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name].value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def origin(self, name: str) -> str:
+        """Where the value of `name` came from."""
+        return self._values[name].origin
+
+    def given(self, name: str) -> bool:
+        """Whether anybody set `name`: it is not the built-in default."""
+        return self._values[name].origin != "default"
+
+    def put(self, name: str, value: Any, origin: str) -> None:
+        """Set a value for the rest of this run (a slash command)."""
+        self._values[name] = Value(value, origin)
+
+    def under(self, values: Mapping[str, Any], origin: str) -> None:
+        """Fill in a preset's values wherever only the default stood."""
+        for name, value in values.items():
+            if name in self._values and not self.given(name) and value is not None:
+                self._values[name] = Value(BY_NAME[name].parse(value, where=origin), origin)
+
+    def sampling(self) -> dict[str, Any]:
+        """The sampling settings as keywords of a generation. Raises ConfigError when one is out of range."""
+        chosen = {s.name: self[s.name] for s in SETTINGS if s.sampling}
+        SamplingParams(**chosen)
+        return chosen
+
+
+def config_dir() -> Path:
+    """The folder of config.toml and of a user's own presets."""
+    import platformdirs
+
+    return Path(platformdirs.user_config_dir("specgguf"))
+
+
+def data_dir() -> Path:
+    """The folder of saved conversations and of the typing history."""
+    import platformdirs
+
+    return Path(platformdirs.user_data_dir("specgguf"))
+
+
+def config_file() -> Path:
+    """The settings file, whether it exists or not; SPECGGUF_CONFIG names another one."""
+    named = os.environ.get("SPECGGUF_CONFIG")
+    return Path(named).expanduser() if named else config_dir() / CONFIG_NAME
+
+
+def gather(flags: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> Settings:
+    """Settings from flags (None: not given), the environment and the config file.
+
+    Raises:
+        ConfigError: an unknown key or a value of the wrong kind, with its origin.
+    """
+    values: dict[str, Value] = {}
+    path = config_file()
+    for name, raw in read_config(path).items():
+        values[name] = Value(BY_NAME[name].parse(raw, where=str(path)), str(path))
+    environ = os.environ if environ is None else environ
+    for setting in SETTINGS:
+        text = environ.get(setting.env, "")
+        if text:
+            values[setting.name] = Value(setting.parse(text, where=setting.env), setting.env)
+    for name, value in flags.items():
+        if value is not None and name in BY_NAME:
+            values[name] = Value(value, f"flag {BY_NAME[name].flags[-1].split('/')[0]}")
+    return Settings(values)
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The keys of a settings file; none when there is no file.
+
+    Raises:
+        ConfigError: not TOML, or an unknown key (with the nearest known one).
+    """
+    import tomllib
+
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    for key in content:
+        if key not in BY_NAME:
+            raise ConfigError(f"{path}: unknown key '{key}'", hint=did_you_mean(key, BY_NAME))
+    return content

@@ -1,0 +1,144 @@
+"""A conversation: its messages, and what may be done to them.
+
+Sends a question, takes one back, asks again; keeps the prompt inside the context. Shows nothing itself:
+answers go to a sink, remarks to notes. Where it is kept is `sessions`' business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from specgguf.cli.engine import Loaded, thinking
+from specgguf.cli.notes import Notes
+from specgguf.cli.render import Sink
+from specgguf.cli.settings import Settings
+from specgguf.cli.turn import Answer, Message, ask
+
+# Room kept free for an answer: this many tokens, but at most this share of the context.
+ANSWER_TOKENS = 512
+ANSWER_SHARE = 0.25
+SLOW_PROMPT = 200
+
+
+@dataclass
+class Talk:
+    """The state of one conversation.
+
+    Attributes:
+        messages: system prompt (where there is one) and turns, as OpenAI messages.
+        n_hidden: so many messages after the system prompt are no longer sent: the context was full.
+        undone: the question that was taken back last; `/edit` starts from it.
+        last: the last answer, for `/highlight` and statistics.
+    """
+
+    loaded: Loaded
+    settings: Settings
+    notes: Notes
+    messages: list[Message] = field(default_factory=list)
+    n_hidden: int = 0
+    undone: str = ""
+    last: Answer | None = None
+    on_question: Callable[[str], None] = lambda _text: None
+
+    @property
+    def n_turns(self) -> int:
+        """Questions that have been asked."""
+        return sum(1 for message in self.messages if message["role"] == "user")
+
+    @property
+    def system(self) -> str:
+        """The system prompt, or an empty string."""
+        first = self.messages[0] if self.messages else {}
+        return str(first.get("content", "")) if first.get("role") == "system" else ""
+
+    def set_system(self, text: str) -> None:
+        """Replace the system prompt; an empty text removes it."""
+        if self.system:
+            self.messages.pop(0)
+        if text:
+            self.messages.insert(0, {"role": "system", "content": text})
+
+    def clear(self) -> None:
+        """Forget all turns; the system prompt stays."""
+        self.messages[:] = [m for m in self.messages if m["role"] == "system"]
+        self.n_hidden, self.last = 0, None
+
+    def undo(self) -> str:
+        """Take the last turn back; returns its question, or an empty string where there is none."""
+        at = max((i for i, m in enumerate(self.messages) if m["role"] == "user"), default=-1)
+        if at < 0:
+            return ""
+        question = str(self.messages[at]["content"])
+        del self.messages[at:]
+        if self.n_hidden >= len(self.messages) - bool(self.system):
+            self.n_hidden = 0  # what is left has room again; `fit` decides anew
+        self.undone, self.last = question, None
+        return question
+
+    def window(self) -> list[Message]:
+        """The messages that are sent: system prompt and the turns that still fit."""
+        start = 1 if self.system else 0
+        return self.messages[:start] + self.messages[start + self.n_hidden :]
+
+    def send(self, question: str, sink: Sink) -> Answer:
+        """Ask, stream the answer into `sink`, and keep both.
+
+        A question without any answer (stopped too early, or refused) is taken back into `undone`.
+
+        Raises:
+            SpecggufError: see `ask`; ContextFull where the conversation does not fit.
+            KeyboardInterrupt: Ctrl-C a second time; what came is kept.
+        """
+        self.messages.append({"role": "user", "content": question})
+        self.last = answer = Answer()
+        try:
+            prompt = self._fit()
+            self.on_question(question)
+            engine = self.loaded.engine
+            n_new = len(prompt)
+            if n_new >= SLOW_PROMPT:
+                self.notes.wait(f"reading the conversation: {n_new:,} tokens …")
+            ask(
+                engine,
+                self.window(),
+                self.settings.sampling(),
+                sink,
+                answer,
+                prompt_end=engine.detokenize(prompt[-12:]).decode("utf-8", "replace"),
+                enable_thinking=thinking(self.settings),
+            )
+        finally:
+            self.notes.clear()
+            if answer.spans:
+                self.messages.append(answer.message())
+            else:
+                self.messages.pop()
+                self.undone = question
+        return answer
+
+    def count(self, messages: list[Message]) -> int:
+        """Tokens of a rendered conversation, by the model's own template."""
+        return len(self._render(messages))
+
+    def _render(self, messages: list[Message]) -> list[int]:
+        return self.loaded.engine.render(messages, enable_thinking=thinking(self.settings))
+
+    def _fit(self) -> list[int]:
+        """The prompt of the window, after dropping turns that no longer fit."""
+        n_ctx = self.loaded.engine.n_ctx()
+        wanted: Any = self.settings["max_tokens"] or ANSWER_TOKENS
+        budget = n_ctx - min(wanted, int(n_ctx * ANSWER_SHARE))
+        prompt = self._render(self.window())
+        if len(prompt) <= budget:
+            return prompt
+        from specgguf.conversation import fit
+
+        before = self.window()
+        after, n_dropped = fit(before, self.count, budget, overflow=self.settings["overflow"])
+        self.n_hidden += len(before) - len(after)
+        if n_dropped:
+            turns = "turn was" if n_dropped == 1 else "turns were"
+            self.notes.say(f"context full: the oldest {n_dropped} {turns} dropped (--overflow stop ends instead)")
+        return self._render(self.window())

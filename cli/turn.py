@@ -1,0 +1,123 @@
+"""One answer: ask the engine, stream it to a sink, and keep what came, however it ends."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from specgguf.cli.engine import Engine
+from specgguf.cli.interrupts import Interrupts
+from specgguf.cli.reasoning import Span, Splitter, opens
+from specgguf.cli.render import Sink
+
+from specgguf.errors import Cancelled
+
+Message = dict[str, Any]
+
+
+@dataclass
+class Answer:
+    """What one generation gave.
+
+    Attributes:
+        spans: all of it, with provenance.
+        finish_reason: "stop", "length", "tool_calls", or None when it was interrupted.
+        usage, timings: as in the engine's last chunk; empty when it was interrupted.
+        head: id, created and model of the completion.
+    """
+
+    spans: list[Span] = field(default_factory=list)
+    finish_reason: str | None = None
+    interrupted: bool = False
+    usage: dict[str, Any] = field(default_factory=dict)
+    timings: dict[str, Any] = field(default_factory=dict)
+    head: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        """The answer without its reasoning."""
+        return "".join(span.text for span in self.spans if not span.reasoning)
+
+    @property
+    def reasoning(self) -> str:
+        """The reasoning, without its tags."""
+        return "".join(span.text for span in self.spans if span.reasoning)
+
+    def message(self) -> Message:
+        """The answer as an OpenAI message."""
+        message: Message = {"role": "assistant", "content": self.text}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+        return message
+
+    def completion(self) -> dict[str, Any]:
+        """The answer as one chat.completion object; finish_reason is null when it was interrupted."""
+        choice = {"index": 0, "message": self.message(), "finish_reason": self.finish_reason}
+        return {
+            **self.head,
+            "object": "chat.completion",
+            "choices": [choice],
+            "usage": self.usage,
+            "timings": self.timings,
+        }
+
+
+def ask(
+    engine: Engine,
+    messages: Sequence[Message],
+    sampling: Mapping[str, Any],
+    sink: Sink,
+    answer: Answer,
+    *,
+    prompt_end: str = "",
+    enable_thinking: bool | None = None,
+) -> None:
+    """Stream the answer to `messages` into `sink` and, whatever happens, into `answer`.
+
+    `prompt_end` is the end of the rendered prompt: a template may have opened a reasoning block there.
+    A first Ctrl-C ends the answer where it is (`interrupted`).
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C a second time.
+        SpecggufError: the engine refused or failed; the sink is ended.
+    """
+    splitter = Splitter(opens(prompt_end))
+
+    def show(spans: Any) -> None:
+        for span in spans:
+            answer.spans.append(span)
+            sink.span(span)
+
+    with Interrupts(engine.cancel) as interrupts:
+        try:
+            stream = engine.create_chat_completion(messages, stream=True, enable_thinking=enable_thinking, **sampling)
+            with contextlib.closing(stream):
+                for chunk in stream:
+                    show(splitter.feed(_read(chunk, answer), bool(chunk.get("from_draft"))))
+                    if interrupts.seen and answer.finish_reason is None:
+                        answer.interrupted = True
+                        break
+        except (Cancelled, KeyboardInterrupt) as error:
+            answer.interrupted = True
+            if isinstance(error, KeyboardInterrupt):
+                raise
+        finally:
+            show(splitter.flush())
+            sink.end()
+    if answer.interrupted:
+        answer.timings = engine.last.timings()
+
+
+def _read(chunk: Mapping[str, Any], answer: Answer) -> str:
+    """Note what a chunk says about the answer; return its text."""
+    if not answer.head:
+        answer.head = {key: chunk[key] for key in ("id", "created", "model") if key in chunk}
+    answer.usage = chunk.get("usage") or answer.usage
+    answer.timings = chunk.get("timings") or answer.timings
+    text = ""
+    for choice in chunk.get("choices", ()):
+        answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
+        text += choice.get("delta", {}).get("content") or ""
+    return text
