@@ -166,7 +166,7 @@ def json_grammar(schema: Any = None) -> str:
         raise ConfigError("JSON schema: it refers to itself without end, or is nested too deeply") from None
     except Exception as e:  # the converter raises whatever its code runs into
         reason = f"no such definition: {e}" if isinstance(e, KeyError) else str(e) or type(e).__name__
-        raise ConfigError(f"JSON schema: {_one_line(reason)}") from e
+        raise ConfigError(f"JSON schema: {one_line(reason)}") from e
 
 
 def _too_large(gbnf: str) -> str:
@@ -189,7 +189,8 @@ def _diagnose(gbnf: str) -> str:
     return "one of its rules begins with itself (left recursion)"
 
 
-def _one_line(text: str, limit: int = 200) -> str:
+def one_line(text: str, limit: int = 200) -> str:
+    """`text` without line breaks, shortened to `limit` characters."""
     line = " ".join(text.split())
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
@@ -224,7 +225,7 @@ def init_grammar(vocab: Any, gbnf: str, root: str) -> tuple[Any | None, str]:
     if sampler:
         return sampler, ""
     found = re.search(r"error parsing grammar: (.*?)(?:\n\n|\Z)", captured.text, re.DOTALL)
-    return None, _one_line(found[1]) if found else ""
+    return None, one_line(found[1]) if found else ""
 
 
 def apply_grammar(sampler: Any, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:

@@ -1,0 +1,255 @@
+"""Messages, the chat template that turns them into a prompt, and how they are made to fit the context.
+
+The GGUF's own template is rendered by llama-cpp-python's `Jinja2ChatFormatter`; no template is written here.
+This module knows nothing of token ids: who calls it counts and tokenizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from .config import did_you_mean
+from .errors import ConfigError, ContextFull, Unsupported
+from .grammar import one_line
+from .messages import Message, normalized
+from .text import ReasoningSplitter
+
+_TEMPLATE_KEY = "tokenizer.chat_template"
+FREED = 1 / 3  # of the budget, at once: dropping a turn makes the whole prompt new to the caches
+
+
+class ChatTemplate:
+    """A model's chat template.
+
+    Attributes:
+        stop: texts that end an answer beside the end-of-generation tokens, as in llama-cpp-python.
+    """
+
+    def __init__(self, metadata: Mapping[str, str], *, bos: str, eos: str) -> None:
+        """Args:
+        metadata: the GGUF's.
+        bos, eos: the texts of these tokens, "" where the vocabulary has none.
+
+        Raises:
+            Unsupported: the file has no chat template, or a broken one.
+        """
+        if _TEMPLATE_KEY not in metadata:
+            raise Unsupported(
+                "this model file has no chat template",
+                hint="complete plain text with create_completion, or name one with chat_format=",
+            )
+        self._bos, self._eos = bos, eos
+        self.stop: tuple[str, ...] = (eos,) if eos else ()
+        texts = {False: metadata[_TEMPLATE_KEY]}
+        if f"{_TEMPLATE_KEY}.tool_use" in metadata:
+            texts[True] = metadata[f"{_TEMPLATE_KEY}.tool_use"]
+        self._formatters = {
+            (with_tools, generate): self._compile(text, generate=generate)
+            for with_tools, text in texts.items()
+            for generate in (True, False)
+        }
+
+    def _compile(self, template: str, *, generate: bool) -> Any:
+        """A formatter, with or without the beginning of an answer at the end."""
+        import jinja2
+        from llama_cpp.llama_chat_format import Jinja2ChatFormatter
+
+        try:
+            return Jinja2ChatFormatter(
+                template, eos_token=self._eos, bos_token=self._bos, add_generation_prompt=generate
+            )
+        except jinja2.TemplateError as e:
+            raise Unsupported(f"this model file's chat template is broken: {_reason(e)}") from e
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        enable_thinking: bool | None = None,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """The prompt text, ending where the assistant speaks (see `has_bos` before tokenizing it).
+
+        Args:
+            messages: a conversation; checked by `normalized`.
+            tools: functions that the model may call.
+            enable_thinking: passed to the template; None leaves the choice to it.
+            add_generation_prompt: False ends after the last message.
+
+        Raises:
+            ConfigError: a message is malformed, or the template refuses the conversation.
+        """
+        import jinja2
+
+        switches = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
+        wanted = (bool(tools), add_generation_prompt)
+        formatter = self._formatters.get(wanted) or self._formatters[False, add_generation_prompt]
+        plain = normalized(messages)
+        try:
+            result = formatter(messages=plain, tools=list(tools) if tools else None, **switches)
+        except (jinja2.TemplateError, ValueError, TypeError, KeyError, AttributeError, IndexError) as e:
+            raise ConfigError(
+                f"this model's chat template refuses the conversation: {_reason(e)}",
+                hint=_refusal_hint(plain),
+            ) from e
+        return str(result.prompt)
+
+    def has_bos(self, prompt: str) -> bool:
+        """Whether a rendered prompt begins with the BOS token already: then the tokenizer must add none."""
+        return bool(self._bos) and prompt.startswith(self._bos)
+
+
+class NamedTemplate(ChatTemplate):
+    """One of llama-cpp-python's own chat formats ("chatml", "gemma", …), for files without a template."""
+
+    def __init__(self, name: str, *, bos: str = "", eos: str = "") -> None:
+        """Raises ConfigError for an unknown name."""
+        from llama_cpp.llama_chat_format import LlamaChatCompletionHandlerRegistry
+
+        handlers: dict[str, Any] = LlamaChatCompletionHandlerRegistry()._chat_handlers
+        if name not in handlers:
+            known = sorted(handlers)
+            hint = did_you_mean(name, known) or f"one of {', '.join(known)}"
+            raise ConfigError(f"unknown chat_format '{name}'", hint=hint)
+        self._bos, self._eos = bos, eos
+        self._handler = handlers[name]
+        self.stop = _Recorder.of(self._handler, [{"role": "user", "content": ""}]).stop
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        enable_thinking: bool | None = None,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """As `ChatTemplate.render`; these formats know neither tools nor thinking."""
+        if tools or enable_thinking is not None or not add_generation_prompt:
+            raise Unsupported("a named chat_format takes neither tools nor enable_thinking")
+        return _Recorder.of(self._handler, normalized(messages)).prompt
+
+
+class _Recorder(BaseException):
+    """Stands in for a `Llama` that a chat handler talks to, until it has said what it would complete."""
+
+    prompt = ""
+    stop: tuple[str, ...] = ()
+    verbose = False
+
+    @classmethod
+    def of(cls, handler: Callable[..., Any], messages: list[Message]) -> _Recorder:
+        recorder = cls()
+        try:
+            handler(llama=recorder, messages=messages)
+        except cls:
+            return recorder
+        except Exception as e:
+            raise Unsupported(f"this chat_format cannot be used: {_reason(e)}") from e
+        raise Unsupported("this chat_format cannot be used: it asked for no completion")
+
+    def tokenize(self, text: bytes, **_: Any) -> list[int]:
+        self.prompt = text.decode()
+        return []
+
+    def create_completion(self, *, prompt: Any = None, stop: Any = (), **_: Any) -> None:
+        if isinstance(prompt, str):
+            self.prompt = prompt
+        self.stop = tuple(s for s in ([stop] if isinstance(stop, str) else stop or ()) if s)
+        raise self
+
+
+def split_reasoning(text: str, opened: str = "") -> tuple[str, str]:
+    """(reasoning, answer) of a whole reply; `opened` as in `ReasoningSplitter`."""
+    splitter = ReasoningSplitter(opened)
+    parts = splitter.feed(text) + splitter.flush()
+    return (
+        "".join(part for kind, part in parts if kind == "reasoning").rstrip(),
+        "".join(part for kind, part in parts if kind == "answer"),
+    )
+
+
+def fit(
+    messages: Sequence[Mapping[str, Any]],
+    count: Callable[[list[Message]], int],
+    budget: int,
+    *,
+    overflow: str,
+) -> tuple[list[Message], int]:
+    """Make a conversation fit: drop whole turns, the oldest first, never the system prompt or the last turn.
+
+    A turn is a user message and all that follows it. When something must go, a third of the budget is freed
+    at once, so that the next turns fit too and reuse what the caches hold.
+
+    Args:
+        messages: the conversation, ending with the turn to answer.
+        count: the tokens of the prompt for such messages.
+        budget: how many tokens the prompt may take.
+        overflow: "drop" does the above; "stop" refuses instead.
+
+    Returns:
+        The messages to send, and how many turns were dropped.
+
+    Raises:
+        ContextFull: "stop", or the system prompt and the last turn alone are too long.
+    """
+    if overflow not in ("drop", "stop"):
+        raise ConfigError(f"overflow must be drop or stop, not {overflow!r}")
+    whole = [dict(m) for m in messages]
+    n_tokens = count(whole)
+    if n_tokens <= budget:
+        return whole, 0
+    if overflow == "stop":
+        raise ContextFull(
+            f"the conversation takes {n_tokens} tokens and {budget} fit",
+            hint="use --overflow drop, a larger --n-ctx, or /clear",
+        )
+    head, turns = _turns(whole)
+
+    def without(n: int) -> list[Message]:
+        return head + [m for turn in turns[n:] for m in turn]
+
+    low, high = 1, max(1, len(turns) - 1)  # the fewest turns to drop that free enough, or all but the last
+    while low < high:
+        middle = (low + high) // 2
+        if count(without(middle)) <= budget * (1 - FREED):
+            high = middle
+        else:
+            low = middle + 1
+    n_dropped = low if len(turns) > 1 else 0
+    n_tokens = count(without(n_dropped))
+    if n_tokens > budget:
+        raise ContextFull(
+            f"the last message alone takes {n_tokens} tokens and {budget} fit",
+            hint="shorten it, or use a larger --n-ctx",
+        )
+    return without(n_dropped), n_dropped
+
+
+def _turns(messages: list[Message]) -> tuple[list[Message], list[list[Message]]]:
+    """The system messages at the beginning, and the turns after them."""
+    n_head = 0
+    while n_head < len(messages) and messages[n_head].get("role") in ("system", "developer"):
+        n_head += 1
+    turns: list[list[Message]] = []
+    for message in messages[n_head:]:
+        if message.get("role") == "user" or not turns:
+            turns.append([])
+        turns[-1].append(message)
+    return messages[:n_head], turns
+
+
+def _refusal_hint(messages: list[Message]) -> str:
+    """What is most likely to be at fault when a template refuses."""
+    roles = [m["role"] for m in messages]
+    if "system" in roles:
+        return "it may know no system message: put its text at the beginning of the first user message"
+    if roles[0] != "user" or any(a == b for a, b in pairwise(roles)):
+        return "user and assistant messages may have to alternate, a user message first"
+    return ""
+
+
+def _reason(error: Exception) -> str:
+    return one_line(f"it lacks {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__)

@@ -1,0 +1,91 @@
+"""What a conversation may contain: OpenAI's messages, checked, in the plain form that chat templates expect.
+
+This module knows nothing of templates, tokens or models.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .config import did_you_mean
+from .errors import ConfigError, Unsupported
+
+Message = dict[str, Any]
+
+ROLES = ("system", "user", "assistant", "tool")
+
+
+def normalized(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """The messages as templates expect them: content as one str, tool-call arguments as objects.
+
+    Accepts the roles system (or developer), user, assistant and tool; content as a str or a list of text
+    parts (joined by newlines), or None beside tool calls. Other keys are passed on.
+
+    Raises:
+        ConfigError: anything else, by message number and name.
+        Unsupported: images, audio and the like.
+    """
+    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+        raise ConfigError("messages must be a list of at least one message")
+    return [_normalized(message, f"messages[{i}]") for i, message in enumerate(messages)]
+
+
+def _normalized(message: Mapping[str, Any], where: str) -> Message:
+    if not isinstance(message, Mapping):
+        raise ConfigError(f"{where} must be an object with role and content, not {message!r:.60}")
+    role = "system" if message.get("role") == "developer" else message.get("role")
+    if role not in ROLES:
+        raise ConfigError(
+            f"{where}: role must be one of {', '.join(ROLES)}, not {role!r:.60}",
+            hint=did_you_mean(role, ROLES) if isinstance(role, str) else "",
+        )
+    plain = {**message, "role": role}
+    calls = plain.get("tool_calls")
+    if role != "assistant" or not calls:
+        plain.pop("tool_calls", None)  # null or empty: templates test for its presence
+        calls = None
+    if calls and not isinstance(calls, list):
+        raise ConfigError(f"{where}.tool_calls must be a list, not {calls!r:.60}")
+    if calls:
+        plain["tool_calls"] = [_normalized_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)]
+    content = message.get("content")
+    plain["content"] = "" if content is None and calls else content_text(content, where)
+    return plain
+
+
+def content_text(content: Any, where: str) -> str:
+    """The text of a message's `content`; `where` names it in errors."""
+    if isinstance(content, list):
+        content = "\n".join(_part_text(part, f"{where}.content[{i}]") for i, part in enumerate(content))
+    if not isinstance(content, str):
+        raise ConfigError(f"{where}: content must be a text or a list of text parts, not {content!r:.60}")
+    try:
+        content.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{where}: content holds a lone surrogate, which is no character") from None
+    return content
+
+
+def _part_text(part: Any, where: str) -> str:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind is not None and kind != "text":
+        raise Unsupported(f"{where}: content of type '{kind}' is not supported, only text is")
+    if kind is None or not isinstance(part.get("text"), str):
+        raise ConfigError(f'{where} must be {{"type": "text", "text": …}}, not {part!r:.60}')
+    return str(part["text"])
+
+
+def _normalized_call(call: Any, where: str) -> Message:
+    """A tool call with its arguments as an object: templates print JSON, a text would be quoted twice."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise ConfigError(f'{where} must be {{"function": {{"name": …, "arguments": …}}}}, not {call!r:.60}')
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments) if arguments.strip() else {}
+        except ValueError as e:
+            raise ConfigError(f"{where}: arguments are no JSON: {e}") from e
+    return {**call, "function": {**function, "arguments": {} if arguments is None else arguments}}

@@ -1,0 +1,79 @@
+"""Messages are checked by name before any template sees them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from specgguf.errors import ConfigError, Unsupported
+from specgguf.messages import normalized
+
+
+def test_content_becomes_one_text() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    given = [
+        {"role": "developer", "content": "s"},
+        {"role": "user", "content": parts, "name": "Ann"},
+        {"role": "assistant", "content": "x", "tool_calls": None, "reasoning_content": "r"},
+    ]
+    assert normalized(given) == [
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": "a\nb", "name": "Ann"},
+        {"role": "assistant", "content": "x", "reasoning_content": "r"},
+    ]
+    assert given[1]["content"] is parts, "the caller's messages are not touched"
+
+
+@pytest.mark.parametrize(("arguments", "wanted"), [('{"x": 1}', {"x": 1}), ("", {}), (None, {}), ({"x": 1}, {"x": 1})])
+def test_tool_call_arguments_become_objects(arguments: Any, wanted: Any) -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    (message,) = normalized([{"role": "assistant", "content": None, "tool_calls": [call]}])
+    assert message["content"] == ""
+    assert message["tool_calls"][0]["function"] == {"name": "f", "arguments": wanted}
+    assert message["tool_calls"][0]["id"] == "call_1"
+
+
+@pytest.mark.parametrize(
+    ("messages", "names"),
+    [
+        ([], "messages"),
+        ("hello", "messages"),
+        (None, "messages"),
+        ({"role": "user"}, "messages"),
+        ([3], "messages[0]"),
+        ([{"role": "usr", "content": "x"}], "messages[0]: role"),
+        ([{"content": "x"}], "messages[0]: role"),
+        ([{"role": ["user"], "content": "x"}], "messages[0]: role"),
+        ([{"role": "user", "content": "x"}, {"role": "user"}], "messages[1]: content"),
+        ([{"role": "user", "content": None}], "messages[0]: content"),
+        ([{"role": "assistant", "content": None}], "messages[0]: content"),
+        ([{"role": "user", "content": 7}], "messages[0]: content"),
+        ([{"role": "user", "content": ["x"]}], "messages[0].content[0]"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0]"),
+        ([{"role": "user", "content": "\ud800"}], "lone surrogate"),
+        ([{"role": "assistant", "content": "", "tool_calls": ["f"]}], "messages[0].tool_calls[0]"),
+        ([{"role": "assistant", "content": "", "tool_calls": 5}], "messages[0].tool_calls"),
+        (
+            [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}],
+            "messages[0].tool_calls[0]",
+        ),
+    ],
+)
+def test_wrong_messages_are_refused_by_name(messages: Any, names: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        normalized(messages)
+    assert names in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_hint_for_a_misspelt_role() -> None:
+    with pytest.raises(ConfigError) as caught:
+        normalized([{"role": "assistent", "content": "x"}])
+    assert caught.value.hint == "did you mean 'assistant'?"
+
+
+def test_what_is_not_text_is_unsupported() -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:"}}
+    with pytest.raises(Unsupported, match=r"messages\[0\].content\[1\].*image_url"):
+        normalized([{"role": "user", "content": [{"type": "text", "text": "what is"}, image]}])
