@@ -279,9 +279,10 @@ def vocab_ends(vocab: Any) -> dict[str, int]:
     }
 
 
-def token_text(vocab: Any, token: int) -> bytes:
-    """The token's text as the vocabulary stores it."""
-    return bytes(llama_cpp.llama_vocab_get_text(vocab, token) or b"")
+def token_texts(vocab: Any) -> list[bytes]:
+    """All tokens' texts as the vocabulary stores them."""
+    get_text = llama_cpp.llama_vocab_get_text
+    return [get_text(vocab, token) or b"" for token in range(vocab_size(vocab))]
 
 
 def eog_tokens(vocab: Any) -> frozenset[int]:

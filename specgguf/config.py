@@ -46,8 +46,8 @@ def from_mapping(cls: type[T], values: Mapping[str, Any], *, where: str) -> T:
 
 def require_number(name: str, value: object, low: float, high: float, *, kind: str = "a number") -> None:
     """Raise ConfigError unless `value` is a finite number with low <= value <= high."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or not low <= value <= high:  # type: ignore[arg-type]
+    number = value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    if not math.isfinite(number) or not low <= number <= high:
         bounds = f"from {low:g} to {high:g}" if math.isfinite(high) else f"of at least {low:g}"
         raise ConfigError(f"{name} must be {kind} {bounds}, not {value!r}")
 

@@ -16,11 +16,15 @@ from .sampling import Law, Logits, Rng, draw
 class Extendable(Protocol):
     """What a drafter needs of `model.Model`."""
 
-    tokens: Sequence[int]
     n_ctx: int
+    n_vocab: int
     eog: frozenset[int]
 
-    def extend(self, tokens: Sequence[int], n_rows: int) -> Sequence[Logits]:
+    @property
+    def tokens(self) -> Sequence[int]:
+        """What the cache holds."""
+
+    def extend(self, tokens: Sequence[int], n_rows: int) -> Logits:
         """Decode `tokens` after the cached ones; logits of the last `n_rows`."""
 
     def reuse(self, tokens: Sequence[int]) -> int:
@@ -74,6 +78,8 @@ class ModelDrafter:
         if n_max <= 0:
             return Draft()
         kept = model.reuse(committed[:-1])
+        if max(committed[kept:]) >= model.n_vocab:
+            return Draft()  # an id that only the target has: the draft cannot read on
         self.n_synced = len(committed) - kept
         tokens: list[int] = []
         laws: list[Law] = []
@@ -87,7 +93,60 @@ class ModelDrafter:
             if len(tokens) == n_max or tokens[-1] in model.eog:
                 break
             logits = model.extend(tokens[-1:], 1)[0]
-        return Draft(tuple(tokens), tuple(laws), self.name)
+        return Draft(tuple(tokens), tuple(laws), self.name if tokens else "")
 
     def sync(self, committed: Sequence[int]) -> None:
         self.model.reuse(committed)
+
+
+class LookupDrafter:
+    """Drafts what followed the last occurrence of the latest n-gram, in the prompt or the output itself.
+
+    No second model and no cost: one-hot drafts, exact by the one-hot rule for any token (prompt lookup decoding,
+    Saxena 2023). Longer n-grams are tried first.
+    """
+
+    def __init__(self, n_vocab: int, eog: frozenset[int], *, n_max: int = 4, n_min: int = 2) -> None:
+        self.name = "lookup"
+        self.n_synced = 0
+        self._n_vocab, self._eog = n_vocab, eog
+        self._sizes = range(n_max, n_min - 1, -1)
+        self._tokens: list[int] = []
+        self._ends: dict[tuple[int, ...], int] = {}  # n-gram -> the position after its last occurrence
+
+    def propose(
+        self,
+        committed: Sequence[int],
+        n_max: int,
+        law: Callable[[Logits, Sequence[int]], Law],
+        rng: Rng,
+        go_on: Callable[[int, Law], bool],
+    ) -> Draft:
+        self._index(committed)
+        found: list[int] = []
+        for n in self._sizes:
+            end = self._ends.get(tuple(committed[-n:]))
+            if end is not None:
+                found = list(committed[end : end + n_max])
+                break
+        tokens: list[int] = []
+        for token in found:
+            if token >= self._n_vocab:
+                break
+            tokens.append(token)
+            if token in self._eog:
+                break
+        return Draft(tuple(tokens), (None,) * len(tokens), self.name if tokens else "")
+
+    def sync(self, committed: Sequence[int]) -> None:
+        if self._tokens != list(committed[: len(self._tokens)]):
+            self._tokens, self._ends = [], {}
+
+    def _index(self, committed: Sequence[int]) -> None:
+        """Note every n-gram that is followed by a token, up to the one before the latest."""
+        self.sync(committed)
+        for end in range(max(len(self._tokens), 1), len(committed)):
+            for n in self._sizes:
+                if end >= n:
+                    self._ends[tuple(committed[end - n : end])] = end
+        self._tokens = list(committed)

@@ -13,10 +13,23 @@ from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
+import numpy as np
+
 from . import backend, rewind
 from .errors import BackendError, Cancelled, ContextFull, ModelNotFound
 
 GGUF_MAGIC = b"GGUF"
+_STOPPED = "stopped while reading the prompt"
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many leading tokens `a` and `b` share."""
+    n = 0
+    for x, y in zip(a, b, strict=False):
+        if x != y:
+            break
+        n += 1
+    return n
 
 
 class Weights:
@@ -41,9 +54,7 @@ class Weights:
 
         self.llama: Any = None
         try:
-            self.llama = llama_cpp.Llama(
-                self.path, n_ctx=32, n_batch=8, n_ubatch=8, verbose=False, **self.keywords
-            )
+            self.llama = llama_cpp.Llama(self.path, n_ctx=32, n_batch=8, n_ubatch=8, verbose=False, **self.keywords)
         except (ValueError, RuntimeError) as error:
             why = backend.last_log_error() or str(error)
             raise BackendError(f"llama.cpp could not load {self.path}: {why}") from error
@@ -118,7 +129,7 @@ class Model:
             backend.apply_lora(self._ctx, llama._lora_adapter, llama.lora_scale)
         self.abort = backend.AbortFlag()
         self.abort.attach(self._ctx)
-        self.cancelled = False
+        self.cancelled = self._reading = False
         self.way = rewind.choose(llama, self._ctx, self._batch)
         self.tokens: list[int] = []
         self.n_vocab = weights.n_vocab
@@ -153,13 +164,19 @@ class Model:
                 hint="a larger --n-ctx, or a shorter prompt",
             )
         assert 0 <= n_rows <= min(len(tokens), self.n_rows_max)
-        last = max((len(tokens) - 1) % self.n_batch + 1, n_rows) if tokens else 0
+        if not tokens:
+            return _NO_ROWS
+        last = max((len(tokens) - 1) % self.n_batch + 1, n_rows)
         head = len(tokens) - last
-        for start in range(0, head, self.n_batch):
-            self._decode(tokens[start : min(start + self.n_batch, head)], 0)
-            if self.cancelled:
-                raise Cancelled("stopped while reading the prompt")
-        return self._decode(tokens[head:], n_rows)
+        self._reading = len(tokens) > self.n_rows_max
+        try:
+            for start in range(0, head, self.n_batch):
+                self._decode(tokens[start : min(start + self.n_batch, head)], 0)
+                if self.cancelled:
+                    raise Cancelled(_STOPPED)
+            return self._decode(tokens[head:], n_rows)
+        finally:
+            self._reading = False
 
     def _decode(self, tokens: Sequence[int], n_rows: int) -> backend.Logits:
         """One native decode of at most n_batch tokens."""
@@ -183,7 +200,7 @@ class Model:
         self.decode_s += perf_counter() - started
         self._resync()
         if code == backend.DECODE_ABORTED:
-            raise Cancelled("stopped while reading the prompt")
+            raise Cancelled(_STOPPED)
         if code == backend.DECODE_NO_SLOT:
             raise BackendError(f"llama.cpp found no room for {n} tokens in the cache")
         raise BackendError(f"llama.cpp failed to decode (code {code}): {backend.last_log_error()}")
@@ -206,17 +223,14 @@ class Model:
         if len(held) <= len(tokens) and held == tokens[: len(held)]:
             self._resync()
             return len(self.tokens)
-        n = 0
-        for ours, theirs in zip(held, tokens, strict=False):
-            if ours != theirs:
-                break
-            n += 1
-        return self.rewind(n)
+        return self.rewind(common_prefix(held, tokens))
 
     def cancel(self) -> None:
-        """Stop a running `extend` (from any thread or a signal handler); until `resume`."""
+        """Stop a running `extend` that reads a prompt, from any thread or a signal handler; until `resume`.
+        A decode of a few tokens is left to end."""
         self.cancelled = True
-        self.abort.set()
+        if self._reading:
+            self.abort.set()
 
     def resume(self) -> None:
         """Take `cancel` back."""
@@ -254,4 +268,4 @@ class Model:
             raise BackendError(f"the cache ends at position {last}, not {len(self.tokens) - 1}: cleared")
 
 
-_NO_ROWS = backend.np.empty((0, 0), dtype=backend.np.float32)
+_NO_ROWS = np.empty((0, 0), dtype=np.float32)

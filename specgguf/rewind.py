@@ -86,10 +86,6 @@ def choose(llama: Any, ctx: Any, batch: backend.Batch) -> Way:
     if backend.n_rs_seq(ctx) > 0 or backend.is_recurrent(llama):
         return Never(ctx)
     batch.fill([0, 0], 0, 0)
-    rewinds = (
-        backend.decode(ctx, batch) == backend.DECODE_OK
-        and backend.seq_rm(ctx, 1)
-        and backend.pos_max(ctx) == 0
-    )
+    rewinds = backend.decode(ctx, batch) == backend.DECODE_OK and backend.seq_rm(ctx, 1) and backend.pos_max(ctx) == 0
     backend.clear(ctx)
     return Plain(ctx, backend.n_swa(llama)) if rewinds else Never(ctx)

@@ -99,9 +99,12 @@ class Round:
         logprobs: one entry per token when asked for, else empty.
         source: the drafter's name, "" when nothing was drafted.
         n_owed: committed tokens that the target decoded in this pass before the drafted ones.
+        n_prefilled: prompt or replayed tokens that the target read: in this pass when it is a generation's
+            first and nothing is drafted, else in a decode of their own before it.
         n_synced: tokens the draft model decoded to catch up before its first draw.
         n_context: committed tokens before this round, the prompt included.
-        draft_s, verify_s, host_s: seconds in the draft model, in the target, and outside both.
+        prefill_s: seconds of reading those; not in verify_s.
+        draft_s, verify_s, host_s: seconds in the drafter, in the target's pass, and outside both.
     """
 
     tokens: tuple[int, ...]
@@ -113,8 +116,10 @@ class Round:
     logprobs: tuple[TokenLogprob, ...] = field(default=())
     source: str = ""
     n_owed: int = 1
+    n_prefilled: int = 0
     n_synced: int = 0
     n_context: int = 0
+    prefill_s: float = 0.0
     draft_s: float = 0.0
     verify_s: float = 0.0
     host_s: float = 0.0

@@ -9,7 +9,7 @@ random primitives in the program. This module knows no model, no text and no clo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ Probs = npt.NDArray[np.float64]
 Logits = npt.NDArray[np.float32]
 
 BLOCK = 256  # logits per block of the block-maxima top-k
+GREEDY_SEEN = 8  # candidates that a greedy law's confidence is taken over
 
 
 class Law:
@@ -30,13 +31,16 @@ class Law:
     Attributes:
         ids: (n,) int32, distinct, in descending order of probability.
         probs: (n,) float64, all positive, summing to 1 within 1e-9.
+        confidence: the likeliest id's share at temperature 1 among the candidates, before any truncation: what
+            a greedy law (one id, probability 1) no longer shows.
     """
 
-    __slots__ = ("ids", "probs")
+    __slots__ = ("confidence", "ids", "probs")
 
-    def __init__(self, ids: Ids, probs: Probs) -> None:
+    def __init__(self, ids: Ids, probs: Probs, confidence: float = 1.0) -> None:
         self.ids = ids
         self.probs = probs
+        self.confidence = confidence
 
     @property
     def n(self) -> int:
@@ -186,13 +190,14 @@ class Transform:
         logits = self._adjusted(logits[: self.n_vocab], generated)
         params = self.params
         if params.temperature == 0.0:
-            ids = self._candidates(logits, 1, generated)
-            return Law(ids, np.ones(1))
+            ids = self._candidates(logits, GREEDY_SEEN if self.grammar is None else 1, generated)
+            return Law(ids[:1], np.ones(1), _confidence(logits[ids]))
         if params.temperature < 0.0:
             ids = self._candidates(logits, 0, generated)
-            return _normalised(ids, logits[ids].astype(np.float64))
+            return _normalised(ids, logits[ids].astype(np.float64), 1.0)
         ids = self._candidates(logits, params.top_k, generated)
         scores = logits[ids].astype(np.float64)
+        confidence = _confidence(scores)
         if params.typical_p < 1.0:
             kept = _typical(scores, params.typical_p)
             ids, scores = ids[kept], scores[kept]
@@ -203,7 +208,7 @@ class Transform:
         if params.min_p > 0.0:
             n = min(n, int(np.searchsorted(-scores, -(scores[0] + np.log(params.min_p)), side="right")))
         n = max(n, 1)
-        return _normalised(ids[:n], scores[:n] / params.temperature)
+        return _normalised(ids[:n], scores[:n] / params.temperature, confidence)
 
     def _adjusted(self, logits: Logits, generated: Sequence[int]) -> Logits:
         """`logits` with biases and penalties: a copy where anything changes, else the row itself."""
@@ -228,8 +233,7 @@ class Transform:
         """The k best legal ids in descending order (all when k <= 0); at least one."""
         if self.grammar is not None:
             return self._legal(logits, k, generated)
-        ids = np.array([logits.argmax()], dtype=np.int32) if k == 1 else largest(logits, k)
-        return _possible(logits, ids)
+        return _possible(logits, largest(logits, k))
 
     def _legal(self, logits: Logits, k: int, generated: Sequence[int]) -> Ids:
         """As `_candidates`, under the grammar: masked in descending logit order, a few hundred at a time,
@@ -261,13 +265,18 @@ def _possible(logits: Logits, ids: Ids) -> Ids:
     return ids
 
 
-def _normalised(ids: Ids, scores: Probs) -> Law:
+def _confidence(scores: npt.NDArray[Any]) -> float:
+    """softmax(scores)[0] of scores in descending order."""
+    return float(1.0 / np.exp(scores - scores[0]).sum())
+
+
+def _normalised(ids: Ids, scores: Probs, confidence: float) -> Law:
     """softmax(scores) as a law over `ids`, without the entries that underflow to 0."""
     probs = np.exp(scores - scores.max())
     probs /= probs.sum()
     if probs[-1] == 0.0:
         ids, probs = ids[probs > 0.0], probs[probs > 0.0]
-    return Law(ids, probs)
+    return Law(ids, probs, confidence)
 
 
 def _typical(scores: Probs, typical_p: float) -> npt.NDArray[np.intp]:

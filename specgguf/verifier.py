@@ -67,7 +67,8 @@ def verify_block(draft: Draft, rows: Sequence[Law], rng: Rng) -> Verdict:
 
 def _law(draft: Draft, i: int) -> Law:
     """The law that drafted token i was drawn from; a token without one was chosen: one-hot."""
-    return draft.laws[i] or one_hot(draft.tokens[i])
+    law = draft.laws[i]
+    return one_hot(draft.tokens[i]) if law is None else law
 
 
 def _ratios(draft: Draft, rows: Sequence[Law]) -> list[float]:

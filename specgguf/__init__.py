@@ -1,0 +1,76 @@
+"""specgguf: exact, adaptive speculative decoding for local GGUF models.
+
+The public names are loaded when they are first used, so that importing the package costs nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from .api import SpeculativeLlama
+    from .config import DraftConfig, SamplingParams
+    from .errors import (
+        BackendError,
+        Busy,
+        Cancelled,
+        ConfigError,
+        ContextFull,
+        DownloadError,
+        ModelNotFound,
+        SpecggufError,
+        Unsupported,
+        VocabMismatch,
+    )
+    from .rounds import Round
+    from .stats import Stats
+
+_HOMES = {
+    "SpeculativeLlama": "api",
+    "DraftConfig": "config",
+    "SamplingParams": "config",
+    "BackendError": "errors",
+    "Busy": "errors",
+    "Cancelled": "errors",
+    "ConfigError": "errors",
+    "ContextFull": "errors",
+    "DownloadError": "errors",
+    "ModelNotFound": "errors",
+    "SpecggufError": "errors",
+    "Unsupported": "errors",
+    "VocabMismatch": "errors",
+    "Round": "rounds",
+    "Stats": "stats",
+}
+
+__all__ = [
+    "BackendError",
+    "Busy",
+    "Cancelled",
+    "ConfigError",
+    "ContextFull",
+    "DownloadError",
+    "DraftConfig",
+    "ModelNotFound",
+    "Round",
+    "SamplingParams",
+    "SpecggufError",
+    "SpeculativeLlama",
+    "Stats",
+    "Unsupported",
+    "VocabMismatch",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        from importlib import import_module
+
+        return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

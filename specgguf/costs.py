@@ -1,0 +1,141 @@
+"""What a round costs on this machine, in seconds, by the width of the target's pass.
+
+Verification has steps (kernels tile by 4 or 8) and drifts with the length of the context, so every width has
+its own estimate, measured at load where possible and corrected by each settled sample; widths that were not
+seen yet are interpolated and drift with the others. It knows nothing of acceptance and decides nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+RATE = 0.15  # weight of a new sample
+CLIP = 1.5  # a sample further than this factor from the estimate counts as that far: one slow decode is noise
+
+
+class Extendable(Protocol):
+    """What a calibration needs of `model.Model`."""
+
+    n_ctx: int
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """What the cache holds."""
+
+    def extend(self, tokens: Sequence[int], n_rows: int) -> Any:
+        """Decode `tokens`."""
+
+    def rewind(self, n: int) -> int:
+        """Keep the first `n`."""
+
+
+class Costs:
+    """Running cost estimates.
+
+    Args:
+        widths: the widest target pass (draft_max + 1).
+        verify_s: seconds by width from a calibration; may be sparse or empty.
+        draft_s: seconds of one draft step; None where nothing was measured.
+        sync_s: seconds per token of the draft's batched catching up.
+    """
+
+    def __init__(
+        self,
+        widths: int,
+        verify_s: Mapping[int, float] | None = None,
+        draft_s: float | None = None,
+        sync_s: float | None = None,
+    ) -> None:
+        self.widths = widths
+        self.draft_s = draft_s
+        self.sync_s = sync_s
+        self.host_s = 0.0
+        self._seen: dict[int, float] = {n: s for n, s in (verify_s or {}).items() if 1 <= n <= widths}
+        self._last_width = 0
+
+    @property
+    def known(self) -> bool:
+        """Whether the plain pass, a wider one and a draft step were measured."""
+        return 1 in self._seen and len(self._seen) > 1 and self.draft_s is not None
+
+    def verify(self, width: int) -> float:
+        """Seconds of a target pass over `width` tokens: interpolated between the nearest measured widths, and
+        never above a wider one, whose tokens include these (a slow sample at load would otherwise stay)."""
+        wider = min((s for n, s in self._seen.items() if n >= width), default=None)
+        if width in self._seen:
+            return min(self._seen[width], wider or 0.0)
+        below = max((n for n in self._seen if n < width), default=None)
+        if below is None or wider is None:
+            return wider or (self._seen[below] if below else 0.0)
+        above = min(n for n in self._seen if n > width)
+        share = (width - below) / (above - below)
+        return min(wider, (1 - share) * self.verify(below) + share * self.verify(above))
+
+    def observe_verify(self, width: int, seconds: float) -> None:
+        """A pass of `width` tokens took so long. The first pass of another width than before is not settled
+        and counts only where nothing better is known."""
+        settled = width == self._last_width
+        self._last_width = width
+        old = self._seen.get(width)
+        if old is None:
+            self._seen[width] = seconds
+        elif settled or seconds < old:
+            factor = min(max(seconds / old, 1 / CLIP), CLIP) if old > 0 else 1.0
+            moved = 1.0 + RATE * (factor - 1.0)
+            self._seen[width] = old * moved
+            for other in self._seen:  # contexts grow: what was not seen lately drifts along, more timidly
+                if other != width:
+                    self._seen[other] *= 1.0 + 0.3 * (moved - 1.0)
+
+    def observe_draft(self, n_steps: int, n_synced: int, seconds: float) -> None:
+        """A draft of `n_steps` decodes took so long; its first decode caught up with `n_synced` tokens."""
+        if n_synced > 2:
+            if self.draft_s is not None and n_synced > 8:
+                per_token = max(seconds - (n_steps - 1) * self.draft_s, 0.0) / n_synced
+                self.sync_s = _moved(self.sync_s, per_token)
+            return
+        if n_steps:
+            self.draft_s = _moved(self.draft_s, seconds / n_steps)
+
+    def observe_host(self, seconds: float) -> None:
+        self.host_s = _moved(self.host_s or None, seconds)
+
+
+def _moved(old: float | None, new: float) -> float:
+    if old is None or old <= 0.0:
+        return new
+    return old + RATE * (min(max(new, old / CLIP), old * CLIP) - old)
+
+
+def calibrate(
+    target: Extendable, draft: Extendable | None, draft_max: int, clock: Callable[[], float] = time.perf_counter
+) -> Costs:
+    """Measure a pair where it stands: the faster of two passes at widths 1, 2, 4 and draft_max + 1 (a first
+    pass of a width pays for its graph), a draft step, and a batched catching up per token.
+
+    The caches hold afterwards what they held before.
+    """
+
+    def best_of_two(model: Extendable, width: int) -> float:
+        seconds = []
+        for _ in range(2):
+            n = len(model.tokens)
+            started = clock()
+            model.extend([0] * width, min(width, draft_max + 1))
+            seconds.append(clock() - started)
+            model.rewind(n)
+        return min(seconds)
+
+    room = target.n_ctx - len(target.tokens)
+    if room > 1:
+        best_of_two(target, 2)  # the first pass of all reads the weights from disk
+    widths = [n for n in sorted({1, 2, 4, draft_max + 1}) if n <= min(room, draft_max + 1)]
+    verify_s = {n: best_of_two(target, n) for n in widths}
+    if draft is None:
+        return Costs(draft_max + 1, verify_s, 0.0, 0.0)
+    wide = min(16, draft.n_ctx - len(draft.tokens))
+    if wide < 2:
+        return Costs(draft_max + 1, verify_s)
+    return Costs(draft_max + 1, verify_s, best_of_two(draft, 1), best_of_two(draft, wide) / wide)

@@ -1,0 +1,182 @@
+"""A loaded pair and its generations: who owns the caches, which rule and which controller are in force.
+
+`Engine` puts the parts together (target, drafter, costs, controller) and runs one generation at a time. A new
+one takes over; the older generator raises when it is resumed. The lock is held per round, never across a
+yield. It speaks tokens: text, messages and dicts are `api`'s.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from .config import DraftConfig, SamplingParams
+from .controller import Adaptive, Fixed
+from .costs import calibrate
+from .drafter import Drafter, LookupDrafter, ModelDrafter
+from .errors import Busy, Cancelled
+from .generate import Controller, Cutter, generate
+from .model import Model, common_prefix
+from .rounds import Round
+from .sampling import GrammarCursor, Rng, Transform
+from .stats import Stats
+from .verifier import choose_rule
+
+Trace = Callable[[dict[str, Any]], None]
+
+
+class Engine:
+    """One target, perhaps a draft, and the generation that owns them.
+
+    Args:
+        target: the target's model.
+        draft: the draft's model, "lookup", or None.
+        config: drafting defaults.
+        trace: called with a record per decision of the adaptive controller.
+
+    Attributes:
+        stats: sums over all generations. `last`: of the latest one.
+        off_reason: one line that says why drafting is off for good; "" when it is not.
+    """
+
+    def __init__(
+        self, target: Model, draft: Model | str | None, config: DraftConfig, *, trace: Trace | None = None
+    ) -> None:
+        self.target = target
+        self.draft_model = draft if isinstance(draft, Model) else None
+        self.config = config
+        self.stats = Stats()
+        self.last = Stats()
+        self.off_reason = ""
+        self.drafter: Drafter | None = None
+        if target.way.name == "none":
+            self.off_reason = "drafting is off: this target's memory cannot drop rejected tokens"
+        elif self.draft_model is not None and self.draft_model.way.name == "none":
+            self.off_reason = "drafting is off: this draft's memory cannot drop rejected tokens"
+        elif self.draft_model is not None:
+            self.drafter = ModelDrafter(self.draft_model)
+        elif draft == "lookup":
+            self.drafter = LookupDrafter(target.n_vocab, target.eog)
+        else:
+            self.off_reason = "no draft model"
+        n_vocab = min(target.n_vocab, self.draft_model.n_vocab) if self.draft_model else target.n_vocab
+        self._draft_vocab = n_vocab
+        self._trace = trace
+        self._adaptive: Adaptive | None = None
+        self._lock = threading.RLock()
+        self._owner: Iterator[Round] | None = None
+        self._cancelled = False
+        if config.draft == "auto":
+            self._controller(config)
+
+    def hold(self, timeout: float | None = None) -> threading.RLock:
+        """The lock, acquired: release it (or leave its `with`) to let other threads in.
+
+        Raises:
+            Busy: not free within `timeout` seconds (None waits).
+        """
+        if not self._lock.acquire(timeout=-1 if timeout is None else timeout):
+            raise Busy("another thread is generating with this engine")
+        return self._lock
+
+    def generate(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        config: DraftConfig | None = None,
+        cutter: Cutter,
+        grammar: GrammarCursor | None = None,
+        max_tokens: int,
+    ) -> Iterator[Round]:
+        """Rounds after `prompt`. See `generate.generate` for what is raised."""
+        config = config or self.config
+        target = self.target
+        transform = Transform(params, n_vocab=target.n_vocab, eog=target.eog, grammar=grammar)
+        draft_params = replace(params, logit_bias={t: b for t, b in params.logit_bias.items() if t < self._draft_vocab})
+        if config.temperature is not None:
+            draft_params = replace(draft_params, temperature=config.temperature)
+        rounds = generate(
+            target,
+            self.drafter,
+            prompt,
+            transform=transform,
+            draft_transform=Transform(draft_params, n_vocab=self._draft_vocab, eog=target.eog),
+            rng=Rng(params.seed),
+            controller=self._controller(config),
+            cutter=cutter,
+            max_tokens=max_tokens,
+            verify=choose_rule(config.verify),
+            n_logprobs=params.logprobs,
+        )
+        return self._owned(rounds, prompt)
+
+    def _controller(self, config: DraftConfig) -> Controller:
+        if self.drafter is None or config.draft == "off":
+            return Fixed(0)
+        if isinstance(config.draft, int):
+            return Fixed(config.draft)
+        if self._adaptive is None or self._adaptive.draft_max != config.draft_max:
+            costs = calibrate(self.target, self.draft_model, config.draft_max)
+            self._adaptive = Adaptive(config.draft_max, costs, trace=self._trace)
+        self._adaptive.new_turn()
+        return self._adaptive
+
+    def _owned(self, rounds: Iterator[Round], prompt: Sequence[int]) -> Iterator[Round]:
+        """`rounds` under the lock and the ownership rule, with statistics."""
+        with self._lock:
+            if self._owner is not None:
+                self._owner.close()  # type: ignore[attr-defined]
+            self._owner = rounds
+            self._cancelled = False
+            for model in self._models():
+                model.resume()
+            self.last = Stats()
+            n_cached = common_prefix(self.target.tokens, prompt[:-1])
+            for stats in (self.stats, self.last):
+                stats.begin(len(prompt), n_cached)
+        try:
+            while True:
+                with self._lock:
+                    if self._owner is not rounds:
+                        raise Busy("a newer generation took this engine over")
+                    if self._cancelled:
+                        raise Cancelled("stopped")
+                    round = next(rounds, None)
+                    if round is None:
+                        return
+                    self._count(round)
+                yield round
+        finally:
+            with self._lock:
+                rounds.close()  # type: ignore[attr-defined]
+                if self._owner is rounds:
+                    self._owner = None
+
+    def _count(self, round: Round) -> None:
+        reason = self.off_reason
+        if self.drafter is not None and self._adaptive is not None and not round.draft_n:
+            reason = self._adaptive.rest_reason
+        for stats in (self.stats, self.last):
+            stats.add(round)
+            stats.rest_reason = reason
+
+    def cancel(self) -> None:
+        """Stop the running generation: it raises Cancelled within a round, or within a chunk of its prefill."""
+        self._cancelled = True
+        for model in self._models():
+            model.cancel()
+
+    def _models(self) -> list[Model]:
+        return [m for m in (self.draft_model, self.target) if m is not None]
+
+    def clear(self) -> None:
+        """Empty both caches."""
+        with self._lock:
+            if self._owner is not None:
+                self._owner.close()  # type: ignore[attr-defined]
+                self._owner = None
+            for model in self._models():
+                model.clear()

@@ -1,0 +1,179 @@
+"""From files and keywords to a loaded pair.
+
+Any keyword of `llama_cpp.Llama` goes to the target, the same with `draft_` to the draft; an unknown one is an
+error here, because `Llama` swallows it. What the build cannot do, and why drafting is off, is said in
+`notices`: one line each, for whoever shows them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import backend, vocab
+from .config import DRAFT_MAX_LIMIT, DraftConfig, did_you_mean, kv_type, require_whole
+from .engine import Engine, Trace
+from .errors import ConfigError, SpecggufError, Unsupported
+from .model import Model, Weights
+
+INSTALL_LINES = (
+    'CUDA: CMAKE_ARGS="-DGGML_CUDA=on" pip install --force-reinstall --no-cache-dir llama-cpp-python; '
+    'Metal: CMAKE_ARGS="-DGGML_METAL=on" …; Vulkan: CMAKE_ARGS="-DGGML_VULKAN=on" …'
+)
+CONTEXT_KEYS = ("n_ctx", "n_batch", "n_ubatch", "flash_attn")  # ours to set: `Llama`'s own context is minimal
+REFUSED = {
+    "draft_model": "give the draft's file as draft_model_path",
+    "embedding": "specgguf only generates text",
+    "vocab_only": "specgguf only generates text",
+    "chat_handler": "specgguf renders the model's own template; name a format with chat_format",
+    "tokenizer": "specgguf uses the tokenizer in the file",
+}
+IGNORED = ("logits_all", "verbose")  # rows are computed where they are needed; native logs are kept off stderr
+
+
+@dataclass
+class Pair:
+    """A loaded pair and what there is to say about it."""
+
+    engine: Engine
+    weights: Weights
+    draft_weights: Weights | None = None
+    notices: list[str] = field(default_factory=list)
+
+    def close(self) -> None:
+        """Free both, the draft first."""
+        if self.engine.draft_model is not None:
+            self.engine.draft_model.close()
+        self.engine.target.close()
+        if self.draft_weights is not None and self.draft_weights is not self.weights:
+            self.draft_weights.close()
+        self.weights.close()
+
+
+def open_pair(
+    model_path: str,
+    draft_model_path: str | None,
+    config: DraftConfig,
+    *,
+    strict: bool = False,
+    keywords: Mapping[str, Any],
+    trace: Trace | None = None,
+) -> Pair:
+    """Load a target, and a draft if one is named.
+
+    Args:
+        model_path, draft_model_path: files; the draft may be "lookup".
+        config: drafting defaults.
+        strict: pad single tokens to two, see `model.Model`.
+        keywords: of `llama_cpp.Llama`, for the target and with `draft_` for the draft.
+
+    Raises:
+        ConfigError, Unsupported: a keyword.
+        ModelNotFound, BackendError: a file.
+        VocabMismatch: the draft has another vocabulary.
+    """
+    notices: list[str] = []
+    target_keys, draft_keys = _split(keywords)
+    weights, target, draft_weights, draft = None, None, None, None
+    try:
+        weights = Weights(model_path, _load_keys(target_keys, notices, "n_gpu_layers"))
+        if draft_model_path not in (None, "lookup"):
+            assert draft_model_path is not None
+            load_keys = _load_keys(draft_keys, notices, "draft_n_gpu_layers")
+            if os.path.realpath(draft_model_path) == os.path.realpath(model_path) and load_keys == weights.keywords:
+                draft_weights = weights
+            else:
+                draft_weights = Weights(draft_model_path, load_keys)
+                vocab.require_compatible(weights.vocab, draft_weights.vocab, (model_path, draft_model_path))
+        pad_to = 2 if strict else 1
+        target = _model(weights, target_keys, pad_to)
+        if draft_weights is not None:
+            draft = _model(draft_weights, {"n_ctx": target.n_ctx, **draft_keys}, pad_to)
+        engine = Engine(target, draft or draft_model_path, config, trace=trace)
+    except BaseException:
+        for part in (draft, target, draft_weights, weights):
+            if part is not None:
+                part.close()
+        raise
+    if engine.off_reason and draft_model_path is not None:
+        notices.append(engine.off_reason)
+    return Pair(engine, weights, draft_weights, notices)
+
+
+def _split(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Keywords of the target and of the draft, checked against `Llama`'s own."""
+    import inspect
+
+    import llama_cpp
+
+    known = set(inspect.signature(llama_cpp.Llama.__init__).parameters) - {"self", "model_path", "kwargs"}
+    target: dict[str, Any] = {}
+    draft: dict[str, Any] = {}
+    for key, value in keywords.items():
+        name = key.removeprefix("draft_") if key not in REFUSED else key
+        if name in REFUSED and value not in (None, False):
+            raise Unsupported(f"{key} is not supported: {REFUSED[name]}")
+        if name not in known:
+            hint = did_you_mean(key, [*known, *(f"draft_{k}" for k in known)])
+            raise ConfigError(f"unknown keyword '{key}'", hint=hint)
+        if name not in IGNORED and name not in REFUSED:
+            (target if name == key else draft)[name] = value
+    for side, prefix in ((target, ""), (draft, "draft_")):
+        for name in ("type_k", "type_v"):
+            if name in side:
+                side[name] = kv_type(side[name], name=prefix + name)
+        for name, low in (("n_ctx", 0), ("n_batch", 1), ("n_ubatch", 1)):
+            if name in side:
+                require_whole(prefix + name, side[name], low)
+    for name in ("n_threads", "n_threads_batch"):
+        draft.setdefault(name, target.get(name))
+    return target, draft
+
+
+def _load_keys(keys: Mapping[str, Any], notices: list[str], name: str) -> dict[str, Any]:
+    """The keywords that `Llama` gets: layers and threads decided, context lengths left out."""
+    keys = {k: v for k, v in keys.items() if k not in CONTEXT_KEYS}
+    layers = keys.get("n_gpu_layers")
+    offload = backend.supports_gpu_offload()
+    if layers is None:
+        keys["n_gpu_layers"] = -1 if offload else 0
+    elif layers != 0 and not offload:
+        notices.append(
+            f"WARNING: {name}={layers} was asked for, but this llama-cpp-python was built for the CPU only. "
+            f"Reinstall it for your GPU: {INSTALL_LINES}"
+        )
+    threads = keys.get("n_threads") or physical_cores()
+    keys["n_threads"] = threads
+    keys["n_threads_batch"] = keys.get("n_threads_batch") or max(threads, physical_cores())
+    return keys
+
+
+def _model(weights: Weights, keys: Mapping[str, Any], pad_to: int) -> Model:
+    try:
+        return Model(
+            weights,
+            n_rows_max=DRAFT_MAX_LIMIT + 1,
+            pad_to=pad_to,
+            **{key: keys[key] for key in CONTEXT_KEYS if key in keys and keys[key] is not None},
+        )
+    except SpecggufError as error:
+        error.hint = error.hint or "a smaller --n-ctx, fewer GPU layers, or a smaller KV cache (--type-k q8_0)"
+        raise
+
+
+def physical_cores() -> int:
+    """Cores this process may use, counted once per pair of hardware threads where Linux tells; at least 1."""
+    try:
+        usable = os.sched_getaffinity(0)
+    except AttributeError:
+        return max(1, os.cpu_count() or 1)
+    cores = set()
+    for cpu in usable:
+        try:
+            with open(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") as file:
+                cores.add(file.read().strip())
+        except OSError:
+            cores.add(str(cpu))
+    return max(1, len(cores))

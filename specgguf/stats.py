@@ -1,0 +1,121 @@
+"""Sums of rounds: what was drafted, reached and accepted, how long it took, and llama.cpp's `timings` keys.
+
+Every figure follows from the rounds that were added; nothing here measures or decides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from .rounds import Round
+
+TRACE_MAX = 4096
+
+
+@dataclass
+class Stats:
+    """Running sums over rounds.
+
+    Attributes:
+        n_prompt, n_cached: prompt tokens, and how many of them the target's cache already held.
+        n_prefilled: prompt (or replayed) tokens that the target read.
+        n_generated: committed tokens, an end-of-generation token included.
+        n_rounds: passes of the target.
+        draft_n, draft_n_accepted: drafted and accepted tokens.
+        drafted_by_position, reached_by_position, accepted_by_position: per position in the draft, from 0. A
+            position is reached when all before it were accepted.
+        n_from_draft: accepted tokens that were kept (a block may be cut by the end of the text).
+        prompt_s, draft_s, verify_s, host_s: seconds reading prompts, drafting, verifying, and outside both.
+        k_trace: the draft length of each round, the last 4096.
+        rest_reason: why drafting rests now; "" when it does not.
+    """
+
+    n_prompt: int = 0
+    n_cached: int = 0
+    n_prefilled: int = 0
+    n_generated: int = 0
+    n_rounds: int = 0
+    n_resting: int = 0
+    n_from_draft: int = 0
+    draft_n: int = 0
+    draft_n_accepted: int = 0
+    drafted_by_position: list[int] = field(default_factory=list)
+    reached_by_position: list[int] = field(default_factory=list)
+    accepted_by_position: list[int] = field(default_factory=list)
+    prompt_s: float = 0.0
+    draft_s: float = 0.0
+    verify_s: float = 0.0
+    host_s: float = 0.0
+    k_trace: list[int] = field(default_factory=list)
+    rest_reason: str = ""
+
+    def begin(self, n_prompt: int, n_cached: int) -> None:
+        """A generation over `n_prompt` tokens starts, `n_cached` of them in the target's cache."""
+        self.n_prompt += n_prompt
+        self.n_cached += n_cached
+
+    def add(self, round: Round) -> None:
+        """One more round."""
+        self.n_rounds += 1
+        self.n_resting += round.draft_n == 0
+        self.n_generated += len(round.tokens)
+        self.n_prefilled += round.n_prefilled
+        self.n_from_draft += round.n_from_draft
+        self.draft_n += round.draft_n
+        self.draft_n_accepted += round.draft_n_accepted
+        while len(self.drafted_by_position) < round.draft_n:
+            self.drafted_by_position.append(0)
+            self.reached_by_position.append(0)
+            self.accepted_by_position.append(0)
+        for i in range(round.draft_n):
+            self.drafted_by_position[i] += 1
+            self.reached_by_position[i] += i <= round.draft_n_accepted
+            self.accepted_by_position[i] += i < round.draft_n_accepted
+        self.prompt_s += round.prefill_s
+        self.draft_s += round.draft_s
+        self.verify_s += round.verify_s
+        self.host_s += round.host_s
+        self.k_trace.append(round.draft_n)
+        del self.k_trace[:-TRACE_MAX]
+
+    @property
+    def decode_s(self) -> float:
+        """Seconds of generating, without reading the prompt."""
+        return self.draft_s + self.verify_s + self.host_s
+
+    @property
+    def acceptance(self) -> float | None:
+        """Accepted over drafted; None when nothing was drafted."""
+        return self.draft_n_accepted / self.draft_n if self.draft_n else None
+
+    @property
+    def tokens_per_pass(self) -> float:
+        """Committed tokens per pass of the target."""
+        return self.n_generated / self.n_rounds if self.n_rounds else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Committed tokens per second of generating."""
+        return self.n_generated / self.decode_s if self.decode_s else 0.0
+
+    def timings(self) -> dict[str, Any]:
+        """llama.cpp's keys and meanings: `predicted_*` is what was generated, `*_ms` are milliseconds."""
+
+        def per(count: float, amount: float) -> float:
+            return count / amount if amount else 0.0
+
+        prompt_ms, predicted_ms = self.prompt_s * 1e3, self.decode_s * 1e3
+        return {
+            "cache_n": self.n_cached,
+            "prompt_n": self.n_prefilled,
+            "prompt_ms": prompt_ms,
+            "prompt_per_token_ms": per(prompt_ms, self.n_prefilled),
+            "prompt_per_second": per(self.n_prefilled * 1e3, prompt_ms),
+            "predicted_n": self.n_generated,
+            "predicted_ms": predicted_ms,
+            "predicted_per_token_ms": per(predicted_ms, self.n_generated),
+            "predicted_per_second": per(self.n_generated * 1e3, predicted_ms),
+            "draft_n": self.draft_n,
+            "draft_n_accepted": self.draft_n_accepted,
+        }

@@ -1,0 +1,50 @@
+"""May this draft serve this target? llama.cpp's own rule, and the first difference where the answer is no.
+
+Two vocabularies are compatible when their type is the same, the bos and eos tokens that they add by themselves
+are the same, their sizes differ by at most 128, and every text from id 5 on is equal (the first five hold
+unused and special tokens that files disagree about).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import backend
+from .errors import VocabMismatch
+
+SIZE_DIFFERENCE_MAX = 128
+FIRST_COMPARED_ID = 5
+
+
+def difference(target: Any, draft: Any) -> str:
+    """What first keeps the draft's vocabulary from serving the target, in one line; "" when nothing does.
+
+    Args:
+        target, draft: native vocabularies (`Weights.vocab`).
+    """
+    types = backend.vocab_type(target), backend.vocab_type(draft)
+    if types[0] != types[1]:
+        return f"the tokenizers are of different types ({types[0]} and {types[1]})"
+    ends = backend.vocab_ends(target), backend.vocab_ends(draft)
+    for name in ("bos", "eos"):
+        if ends[0][name] != ends[1][name]:
+            return f"the {name} token added to a prompt is {ends[0][name]} in one and {ends[1][name]} in the other"
+    sizes = backend.vocab_size(target), backend.vocab_size(draft)
+    texts = backend.token_texts(target), backend.token_texts(draft)
+    for token in range(FIRST_COMPARED_ID, min(sizes)):
+        if texts[0][token] != texts[1][token]:
+            ours, theirs = (t[token].decode("utf-8", "replace") for t in texts)
+            return f"token {token} is {ours!r} in the target and {theirs!r} in the draft"
+    if abs(sizes[0] - sizes[1]) > SIZE_DIFFERENCE_MAX:
+        return f"the target has {sizes[0]} tokens and the draft {sizes[1]} (at most {SIZE_DIFFERENCE_MAX} apart)"
+    return ""
+
+
+def require_compatible(target: Any, draft: Any, names: tuple[str, str]) -> None:
+    """Raise VocabMismatch, naming both files and the first difference, unless the draft can serve."""
+    why = difference(target, draft)
+    if why:
+        raise VocabMismatch(
+            f"{names[1]} cannot draft for {names[0]}: {why}",
+            hint="a draft needs the target's own vocabulary: a smaller model of the same family",
+        )
