@@ -51,13 +51,14 @@ class Shape:
     """What the memory arithmetic needs of a model that is not here yet (see `specgguf.footprint`).
 
     Attributes:
-        n_head_kv, head_dim: of one layer; all layers of a preset's models are alike.
+        n_head, n_head_kv, head_dim: of one layer; all layers of a preset's models are alike.
         token_embd_bytes: size of the token embedding, which stays in host memory when the output is untied.
     """
 
     n_layer: int
     n_embd: int
     n_ff: int
+    n_head: int
     n_head_kv: int
     head_dim: int
     n_vocab: int

@@ -2,8 +2,8 @@
 
 A reference is a path, `org/repo[:quant or file]` on the Hugging Face hub, or a preset's ModelFile. The hub's
 own cache and rules hold (resuming, HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE); where the hub cannot be reached, a
-ModelFile's mirror is used. What is here already resolves without a network. Only this module and its two arms,
-`remote` and `mirror`, fetch anything. It knows nothing of what a model computes.
+ModelFile's mirror is used. What is here already resolves without a network. Only this module and its arms
+`remote` and `mirror` fetch anything. It knows nothing of what a model computes.
 """
 
 from __future__ import annotations
@@ -28,9 +28,7 @@ _SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _HEX64 = re.compile(r"[0-9a-f]{64}")
 
 
-def resolve(
-    ref: str | Path | ModelFile, *, offline: bool | None = None, progress: Progress | None = None
-) -> Path:
+def resolve(ref: str | Path | ModelFile, *, offline: bool | None = None, progress: Progress | None = None) -> Path:
     """The local file that `ref` means, downloaded if need be (of a split model: its first shard).
 
     Args:
@@ -95,9 +93,7 @@ def check_file(path: Path) -> Path:
 
 def _check_one(path: Path) -> None:
     if not path.is_file():
-        raise ModelNotFound(
-            f"a shard is missing: {path}", hint="a split model needs all its files in one folder"
-        )
+        raise ModelNotFound(f"a shard is missing: {path}", hint="a split model needs all its files in one folder")
     try:
         head = header.read(path)
     except header.GgufError as error:
@@ -204,9 +200,7 @@ def _verified(path: Path, sha256: str, progress: Progress | None = None, known_s
 
 def _fetch_model(model: ModelFile, *, offline: bool, progress: Progress | None) -> Path:
     if offline:
-        raise ModelNotFound(
-            f"{model} is not on this machine, and offline mode is on", hint="unset HF_HUB_OFFLINE"
-        )
+        raise ModelNotFound(f"{model} is not on this machine, and offline mode is on", hint="unset HF_HUB_OFFLINE")
     hub_said: SpecggufError | None = None
     if model.repo:
         try:
@@ -271,9 +265,7 @@ def _fetch_from_repo(repo: str, wanted: str, *, progress: Progress | None) -> Pa
 def _nothing_fits(repo: str, wanted: str, files: list[str]) -> ModelNotFound:
     ggufs = [f for f in files if f.endswith(".gguf") and shards(f)[0] == f]
     if not ggufs:
-        return ModelNotFound(
-            f"{repo} holds no GGUF file", hint="look for a repository whose name ends in -GGUF"
-        )
+        return ModelNotFound(f"{repo} holds no GGUF file", hint="look for a repository whose name ends in -GGUF")
     names = ", ".join(ggufs[:12]) + (", ..." if len(ggufs) > 12 else "")
     return ModelNotFound(f"{repo} has no '{wanted}'", hint=f"it has {names}")
 
@@ -281,9 +273,5 @@ def _nothing_fits(repo: str, wanted: str, files: list[str]) -> ModelNotFound:
 def _not_here(repo: str, wanted: str) -> ModelNotFound:
     name = f"{repo}:{wanted}" if wanted else repo
     here = [p.name for s in remote.snapshots(repo) for p in s.rglob("*.gguf")]
-    hint = (
-        f"here of that repository: {', '.join(sorted(set(here)))}"
-        if here
-        else "unset HF_HUB_OFFLINE to download it"
-    )
+    hint = f"here of that repository: {', '.join(sorted(set(here)))}" if here else "unset HF_HUB_OFFLINE to download it"
     return ModelNotFound(f"{name} is not on this machine, and offline mode is on", hint=hint)
