@@ -217,7 +217,7 @@ class ReasoningSplitter:
                 self._held = self._held[len(self._close) :]
                 self._state, self._skip_space = "answer", True
                 return True
-            self._emit(out, "reasoning", len(self._held) - _overlap(self._held, self._close))
+            self._emit(out, "reasoning", len(self._held) - overlap(self._held, self._close))
             return False
         self._emit(out, "answer", len(self._held))
         return False
@@ -247,6 +247,6 @@ class ReasoningSplitter:
         return out
 
 
-def _overlap(text: str, tag: str) -> int:
+def overlap(text: str, tag: str) -> int:
     """The length of the longest end of `text` that begins `tag` without completing it."""
     return next((n for n in range(min(len(tag) - 1, len(text)), 0, -1) if text.endswith(tag[:n])), 0)

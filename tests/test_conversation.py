@@ -141,8 +141,8 @@ def test_named_formats_of_llama_cpp_python() -> None:
     assert chat.stop == ("<|im_end|>",)
     assert "<start_of_turn>user\nhi" in NamedTemplate("gemma").render(said("hi"))
     with pytest.raises(ConfigError) as caught:
-        NamedTemplate("chatlm")
-    assert caught.value.hint == "did you mean 'chatml'?"
+        NamedTemplate("mistral-instrct")
+    assert caught.value.hint == "did you mean 'mistral-instruct'?"
     with pytest.raises(Unsupported):
         chat.render(said("hi"), enable_thinking=True)
     with pytest.raises(Unsupported):

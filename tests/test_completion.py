@@ -1,0 +1,246 @@
+"""The dicts and chunks are llama-cpp-python's, key by key, plus ours."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from llama_cpp import llama_chat_format as upstream
+
+from specgguf.completion import (
+    Final,
+    Head,
+    Json,
+    chat,
+    chat_chunks,
+    completion,
+    completion_chunks,
+    response_grammar,
+)
+from specgguf.errors import ConfigError
+from specgguf.logprobs import LogprobWriter
+from specgguf.rounds import TokenLogprob
+from specgguf.text import Piece
+
+HEAD = Head("cmpl-1", 1700000000, "model.gguf")
+BYTES = {1: b"a", 2: b" b", 3: "é".encode()[:1], 4: "é".encode()[1:], 5: b"c", 9: b""}
+TIMINGS = {"predicted_n": 4, "draft_n": 2}
+
+
+def scored(token: int) -> TokenLogprob:
+    return TokenLogprob(token, -0.25 * token, ((1, -0.1), (token, -0.25 * token)))
+
+
+# "a bé", its é split over two tokens; tokens 2 and 3 were drafted; then the end of generation.
+PIECES = [
+    Piece("a", 1, logprob=scored(1)),
+    Piece(" b", 2, from_draft=True, logprob=scored(2)),
+    Piece("", 3, from_draft=True, logprob=scored(3)),
+    Piece("é", 4, logprob=scored(4)),
+    Piece("", 9, eog=True, logprob=scored(9)),
+]
+FINAL = Final("eos", 7, 4, TIMINGS)
+ITEMS: list[Piece | Final] = [*PIECES, FINAL]
+USAGE = {"prompt_tokens": 7, "completion_tokens": 4, "total_tokens": 11}
+LOGPROBS = {
+    "tokens": ["a", " b", "", ""],
+    "text_offset": [10, 11, 13, 13],
+    "token_logprobs": [-0.25, -0.5, -0.75, -1.0],
+    "top_logprobs": [{"a": -0.25}, {"a": -0.1, " b": -0.5}, {"a": -0.1, "": -0.75}, {"a": -0.1, "": -1.0}],
+}
+
+
+def writer() -> LogprobWriter:
+    return LogprobWriter(BYTES.__getitem__, offset=10)
+
+
+def without(chunk: Json, *keys: str) -> Json:
+    return {k: v for k, v in chunk.items() if k not in keys}
+
+
+def test_completion() -> None:
+    assert completion(HEAD, ITEMS, logprobs=writer()) == {
+        "id": "cmpl-1",
+        "object": "text_completion",
+        "created": 1700000000,
+        "model": "model.gguf",
+        "choices": [{"text": "a bé", "index": 0, "logprobs": LOGPROBS, "finish_reason": "stop"}],
+        "usage": USAGE,
+        "timings": TIMINGS,
+    }
+    assert completion(HEAD, ITEMS, echo="> ")["choices"][0] == {
+        "text": "> a bé",
+        "index": 0,
+        "logprobs": None,
+        "finish_reason": "stop",
+    }
+
+
+@pytest.mark.parametrize(("reason", "word"), [("eos", "stop"), ("stop", "stop"), ("length", "length")])
+def test_finish_reasons(reason: str, word: str) -> None:
+    items: list[Piece | Final] = [*PIECES, Final(reason, 7, 4)]
+    assert completion(HEAD, items)["choices"][0]["finish_reason"] == word
+    assert chat(HEAD, items)["choices"][0]["finish_reason"] == word
+    assert list(chat_chunks(HEAD, items))[-1]["choices"][0]["finish_reason"] == word
+
+
+def test_completion_chunks() -> None:
+    *tokens, last = completion_chunks(HEAD, ITEMS, logprobs=writer())
+    assert [c["choices"][0]["text"] for c in tokens] == ["a", " b", "", "é"], "one chunk per token"
+    assert [c["from_draft"] for c in tokens] == [False, True, True, False]
+    for i, chunk in enumerate(tokens):
+        choice = chunk["choices"][0]
+        assert without(chunk, "choices", "from_draft") == {
+            "id": "cmpl-1",
+            "object": "text_completion",
+            "created": 1700000000,
+            "model": "model.gguf",
+        }
+        assert choice["finish_reason"] is None
+        assert choice["logprobs"] == {key: [column[i]] for key, column in LOGPROBS.items()}
+    assert last["choices"] == [{"text": "", "index": 0, "logprobs": None, "finish_reason": "stop"}]
+    assert (last["usage"], last["timings"], last["from_draft"]) == (USAGE, TIMINGS, False)
+    first, *_ = completion_chunks(HEAD, ITEMS, echo="> ")
+    assert first["choices"][0]["text"] == "> "
+
+
+def test_chat_is_what_llama_cpp_python_makes_of_the_completion() -> None:
+    ours = chat(HEAD, ITEMS, logprobs=writer())
+    theirs = upstream._convert_text_completion_to_chat(completion(HEAD, ITEMS, logprobs=writer()))
+    assert without(ours, "timings") == theirs
+    assert ours["timings"] == TIMINGS
+
+
+@pytest.mark.parametrize("with_logprobs", [False, True])
+def test_chat_chunks_are_what_llama_cpp_python_makes_of_the_chunks(with_logprobs: bool) -> None:
+    def logprobs() -> LogprobWriter | None:
+        return writer() if with_logprobs else None
+
+    ours = list(chat_chunks(HEAD, ITEMS, logprobs=logprobs()))
+    plain = completion_chunks(HEAD, ITEMS, logprobs=logprobs())
+    theirs = list(upstream._convert_text_completion_chunks_to_chat(plain))
+    assert [without(c, "from_draft", "usage", "timings") for c in ours] == theirs
+    assert [c["from_draft"] for c in ours] == [False, False, True, True, False, False]
+    assert (ours[-1]["usage"], ours[-1]["timings"]) == (USAGE, TIMINGS)
+
+
+def test_text_released_by_the_end_of_generation_is_not_lost() -> None:
+    items: list[Piece | Final] = [Piece("", 5), Piece("c", 9, eog=True), Final("eos", 1, 1)]
+    assert completion(HEAD, items)["choices"][0]["text"] == "c"
+    assert "".join(c["choices"][0]["text"] for c in completion_chunks(HEAD, items)) == "c"
+    deltas = [c["choices"][0]["delta"] for c in chat_chunks(HEAD, items)]
+    assert "".join(d.get("content", "") for d in deltas) == "c"
+
+
+def test_a_stream_begins_only_when_its_first_item_is_there() -> None:
+    """An error before the first token is raised before any chunk is sent."""
+
+    def failing() -> Any:
+        raise ConfigError("no")
+        yield
+
+    with pytest.raises(ConfigError):
+        next(chat_chunks(HEAD, failing()))
+    empty = list(chat_chunks(HEAD, [Final("length", 1, 0)]))
+    assert [c["choices"][0]["delta"] for c in empty] == [{"role": "assistant"}, {}]
+
+
+def spelt(text: str) -> list[Piece | Final]:
+    return [*(Piece(c, 1) for c in text), Final("eos", 7, len(text))]
+
+
+CALL = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
+
+
+def test_tool_calls() -> None:
+    text = f"Let me see.\n{CALL}\n{CALL}"
+    choice = chat(HEAD, spelt(text), parse_tools=True)["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["content"] == "Let me see."
+    first, second = choice["message"]["tool_calls"]
+    assert first == {
+        "id": "call__0_f_cmpl-1",
+        "type": "function",
+        "function": {"name": "f", "arguments": '{"x": 1}'},
+    }
+    assert second["id"] != first["id"]
+
+    chunks = list(chat_chunks(HEAD, spelt(text), parse_tools=True))
+    deltas = [c["choices"][0]["delta"] for c in chunks]
+    assert len(chunks) == len(text) + 2, "the role, one per token, the end"
+    assert "".join(d.get("content", "") for d in deltas) == "Let me see."
+    calls = [call for d in deltas for call in d.get("tool_calls", [])]
+    assert calls == [{"index": 0, **first}, {"index": 1, **second}]
+    assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_tool_calls_without_text_around_and_without_their_end() -> None:
+    assert chat(HEAD, spelt(CALL), parse_tools=True)["choices"][0]["message"]["content"] is None
+    unclosed = CALL.removesuffix("</tool_call>")
+    (call,) = chat(HEAD, spelt(unclosed), parse_tools=True)["choices"][0]["message"]["tool_calls"]
+    chunks = list(chat_chunks(HEAD, spelt(unclosed), parse_tools=True))
+    assert chunks[-2]["choices"][0]["delta"]["tool_calls"] == [{"index": 0, **call}]
+    assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_no_tool_calls_unless_asked_for() -> None:
+    for parse_tools, text in ((False, CALL), (True, "a <b> "), (True, "<tool_call>?</tool_call>")):
+        choice = chat(HEAD, spelt(text), parse_tools=parse_tools)["choices"][0]
+        assert choice["message"] == {"role": "assistant", "content": text}
+        assert choice["finish_reason"] == "stop"
+        deltas = [c["choices"][0]["delta"] for c in chat_chunks(HEAD, spelt(text), parse_tools=parse_tools)]
+        assert "".join(d.get("content", "") for d in deltas) == text
+
+
+def test_a_forced_tool_is_as_in_llama_cpp_python() -> None:
+    items = spelt('{"x": 1}')
+    ours = chat(HEAD, items, forced_tool="f")
+    theirs = upstream._convert_completion_to_chat_function("f", completion(HEAD, items), stream=False)
+    assert without(ours, "timings") == theirs
+
+
+def test_a_forced_tools_chunks_add_up() -> None:
+    """Not as llama-cpp-python's, which repeat the name in each chunk: OpenAI's client would add them up."""
+    chunks = list(chat_chunks(HEAD, spelt('{"x": 1}'), forced_tool="f"))
+    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant"}
+    calls = [c["choices"][0]["delta"]["tool_calls"][0] for c in chunks[1:-1]]
+    assert all(call["index"] == 0 for call in calls)
+    assert "".join(call["function"].get("name", "") for call in calls) == "f"
+    assert "".join(call["function"]["arguments"] for call in calls) == '{"x": 1}'
+    assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_items_are_not_kept_or_changed() -> None:
+    before = copy.deepcopy(ITEMS)
+    dicts = [completion(HEAD, ITEMS), chat(HEAD, ITEMS), *chat_chunks(HEAD, ITEMS)]
+    for made in dicts:
+        made.get("timings", {}).clear()
+    assert before == ITEMS
+
+
+def test_response_formats() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    assert response_grammar(None) is None
+    assert response_grammar({"type": "text"}) is None
+    assert "object" in (response_grammar({"type": "json_object"}) or "")
+    by_schema = response_grammar({"type": "json_object", "schema": schema})
+    assert '\\"a\\"' in (by_schema or "")
+    named = {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": schema}}
+    assert response_grammar(named) == by_schema
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "json",
+        {"type": "xml"},
+        {},
+        {"type": "json_schema"},
+        {"type": "json_schema", "json_schema": {"schema": 3}},
+        {"type": "json_object", "schema": {"type": "no"}},
+    ],
+)
+def test_wrong_response_formats_are_refused(wrong: Any) -> None:
+    with pytest.raises(ConfigError):
+        response_grammar(wrong)
