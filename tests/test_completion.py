@@ -43,7 +43,7 @@ PIECES = [
 FINAL = Final("eos", 7, 4, TIMINGS)
 ITEMS: list[Piece | Final] = [*PIECES, FINAL]
 USAGE = {"prompt_tokens": 7, "completion_tokens": 4, "total_tokens": 11}
-LOGPROBS = {
+LOGPROBS: Json = {
     "tokens": ["a", " b", "", ""],
     "text_offset": [10, 11, 13, 13],
     "token_logprobs": [-0.25, -0.5, -0.75, -1.0],
@@ -90,7 +90,7 @@ def test_completion_chunks() -> None:
     assert [c["choices"][0]["text"] for c in tokens] == ["a", " b", "", "é"], "one chunk per token"
     assert [c["from_draft"] for c in tokens] == [False, True, True, False]
     for i, chunk in enumerate(tokens):
-        choice = chunk["choices"][0]
+        choice: Json = chunk["choices"][0]
         assert without(chunk, "choices", "from_draft") == {
             "id": "cmpl-1",
             "object": "text_completion",

@@ -12,7 +12,7 @@ from specgguf.messages import normalized
 
 def test_content_becomes_one_text() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    given = [
+    given: list[dict[str, Any]] = [
         {"role": "developer", "content": "s"},
         {"role": "user", "content": parts, "name": "Ann"},
         {"role": "assistant", "content": "x", "tool_calls": None, "reasoning_content": "r"},
