@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .config import did_you_mean
-from .errors import BackendError, ConfigError
+from .errors import ConfigError
 
 MIB = 2**20
 GIB = 2**30
@@ -241,13 +241,3 @@ def cpu_name() -> str:
         found = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
         return found[1].strip() if found else ""
     return ""
-
-
-def check_offload(machine: Machine, n_gpu_layers: int | None) -> str:
-    """A warning where layers were asked for that no GPU of this build can take; else an empty string."""
-    if n_gpu_layers and not machine.gpus:
-        return "GPU layers were asked for, but llama-cpp-python was built for the CPU alone"
-    return ""
-
-
-__all__ = ["BackendError", "Device", "Machine", "described", "host_memory", "n_cores", "this_machine"]
