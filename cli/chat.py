@@ -8,14 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import click
-from specgguf.cli import engine, oneshot, terminal
+from specgguf.cli import engine, loop, oneshot, sessions, terminal
 from specgguf.cli.display import Display
+from specgguf.cli.keeper import Keeper
+from specgguf.cli.loop import Room
 from specgguf.cli.notes import Notes
 from specgguf.cli.options import GroupedCommand, SectionOption, options
+from specgguf.cli.sessions import Session
 from specgguf.cli.settings import Settings, gather
 from specgguf.cli.talk import Talk
 
 from specgguf.errors import ConfigError
+
+ONE_SHOT = "one-shot"  # the latest single question is kept under this name, for --continue
+
+
+def _complete_session(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    return [name for name in sessions.names() if name.startswith(incomplete)]
 
 
 @click.command(cls=GroupedCommand)
@@ -23,12 +32,49 @@ from specgguf.errors import ConfigError
 @options("Models")
 @click.option("--yes", "-y", is_flag=True, cls=SectionOption, section="Models", help="Download without asking.")
 @options("Drafting", "Conversation")
-@click.option("--json", "as_json", is_flag=True, cls=SectionOption, section="Display",
-              help="One chat.completion object per answer on stdout.")  # fmt: skip
-@click.option("--quiet", "-q", is_flag=True, cls=SectionOption, section="Display",
-              help="Nothing on stderr but warnings and errors.")  # fmt: skip
+@click.option(
+    "--continue",
+    "-C",
+    "continue_",
+    is_flag=True,
+    cls=SectionOption,
+    section="Conversation",
+    help="Go on with the latest conversation.",
+)
+@click.option(
+    "--resume",
+    metavar="NAME",
+    cls=SectionOption,
+    section="Conversation",
+    help="Go on with a saved conversation.",
+    shell_complete=_complete_session,
+)
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    cls=SectionOption,
+    section="Display",
+    help="One chat.completion object per answer on stdout.",
+)
+@click.option(
+    "--quiet",
+    "-q",
+    is_flag=True,
+    cls=SectionOption,
+    section="Display",
+    help="Nothing on stderr but warnings and errors.",
+)
 @options("Display", "Sampling", "Hardware")
-def chat(question: tuple[str, ...], yes: bool, as_json: bool, quiet: bool, **flags: Any) -> int:
+def chat(
+    question: tuple[str, ...],
+    yes: bool,
+    continue_: bool,
+    resume: str | None,
+    as_json: bool,
+    quiet: bool,
+    **flags: Any,
+) -> int:
     """Talk to a model. With a QUESTION, or text on stdin, answer it and end.
 
     \b
@@ -38,18 +84,51 @@ def chat(question: tuple[str, ...], yes: bool, as_json: bool, quiet: bool, **fla
       specgguf chat -m FILE -d FILE --highlight      your own pair; see who wrote what
     """
     settings = gather(flags)
-    settings.sampling()
+    settings.sampling()  # out of range: say so at once
     notes = Notes(terminal.ink_for(sys.stderr, settings["color"]), quiet=quiet)
     text = oneshot.read_question(question)
     system = read_system(settings)
-    loaded = engine.open_engine(settings, notes, yes=yes)
-    with contextlib.closing(loaded.engine):
-        talk = Talk(loaded, settings, notes)
-        talk.set_system(system)
-        display = Display(settings, notes, as_json=as_json)
-        if text is not None:
-            return oneshot.run(talk, display, text)
-        raise click.UsageError("no conversation yet: give a question")
+    keeper = Keeper(notes, enabled=settings["save"], slot=ONE_SHOT if text is not None else "")
+    session = _session(continue_, resume, settings, keeper)
+    if text is None:
+        _tell_crashes(notes)
+    with contextlib.closing(keeper):
+        loaded = engine.open_engine(settings, notes, yes=yes)
+        with contextlib.closing(loaded.engine):
+            talk = Talk(loaded, settings, notes, keeper)
+            room = Room(talk, Display(settings, notes, as_json=as_json), notes, settings, keeper)
+            if session is not None:
+                room.take(session)
+            if system:
+                talk.set_system(system)
+            return loop.run(room) if text is None else oneshot.run(room, text)
+
+
+def _session(continue_: bool, resume: str | None, settings: Settings, keeper: Keeper) -> Session | None:
+    """The conversation to go on with, opened; its models and settings enter `settings`."""
+    if continue_ and resume:
+        raise click.UsageError("--continue and --resume exclude each other")
+    if continue_:
+        names = sessions.names()
+        if not names:
+            raise ConfigError("there is no conversation to go on with", hint="specgguf chat starts one")
+        resume = names[0]
+    if not resume:
+        return None
+    session = sessions.load(resume)
+    keeper.open(session)
+    values = dict(session.settings)
+    if session.model and not any(settings.given_here(name) for name in ("model", "preset", "draft_model")):
+        values.update(model=session.model, draft_model=session.draft_model or "none")
+    settings.resumed(values, session.name)
+    return session
+
+
+def _tell_crashes(notes: Notes) -> None:
+    for session in sessions.crashed():
+        notes.warn(
+            f"'{session.name}' ended in mid-answer; its question is kept: specgguf chat --resume '{session.name}'"
+        )
 
 
 def read_system(settings: Settings) -> str:

@@ -20,6 +20,8 @@ from specgguf.cli.notes import Notes
 from specgguf.cli.pairing import Pair, pick
 from specgguf.cli.settings import Settings
 
+from specgguf.errors import SpecggufError
+
 # Settings that are keywords of SpeculativeLlama, besides the pair itself.
 KEYWORDS = ("draft", "draft_max", "n_ctx", "n_gpu_layers", "n_threads", "flash_attn", "type_k", "type_v")
 TICK_S = 0.1
@@ -80,9 +82,9 @@ class Loaded:
 
     Attributes:
         model, draft_model: file names for people; the draft's is "" where nothing drafts.
-        model_ref, draft_ref: what gets the same pair again; kept with a session.
-        why: one line about a choice made for the user.
+        model_ref, draft_ref: what gets the same pair again; kept with a conversation.
         load_s: seconds that loading took.
+        pair: what was loaded.
     """
 
     engine: Engine
@@ -90,8 +92,8 @@ class Loaded:
     draft_model: str = ""
     model_ref: str = ""
     draft_ref: str = ""
-    why: str = ""
     load_s: float = 0.0
+    pair: Pair | None = None
 
 
 def open_engine(settings: Settings, notes: Notes, *, yes: bool = False) -> Loaded:
@@ -101,16 +103,42 @@ def open_engine(settings: Settings, notes: Notes, *, yes: bool = False) -> Loade
         SpecggufError: whatever stands in the way, in one line.
     """
     pair = pick(settings, notes, yes=yes)
-    settings.sampling()  # out of range: say so before loading
+    settings.sampling()  # a preset's values are in: out of range is said before loading
+    return load(pair, settings, notes)
+
+
+def load(pair: Pair, settings: Settings, notes: Notes) -> Loaded:
+    """Load a pair; the seconds tick on stderr. Raises as `open_engine`."""
     if pair.why:
         notes.say(pair.why)
-    name = pair.draft_model.name if isinstance(pair.draft_model, Path) else pair.draft_model or ""
-    what = pair.model.name + (f" + {name}" if name else "")
+    draft = pair.draft_model.name if isinstance(pair.draft_model, Path) else pair.draft_model or ""
+    what = pair.model.name + (f" + {draft}" if draft else "")
     start = time.monotonic()
     engine = _wait_for(lambda: _load(pair, settings), f"loading {what}", notes)
     for notice in engine.notices:
         notes.warn(notice)
-    return Loaded(engine, pair.model.name, name, pair.model_ref, pair.draft_ref, pair.why, time.monotonic() - start)
+    seconds = time.monotonic() - start
+    return Loaded(engine, pair.model.name, draft, pair.model_ref, pair.draft_ref, seconds, pair)
+
+
+def switch(loaded: Loaded, ref: str, draft_ref: str, settings: Settings, notes: Notes) -> Loaded:
+    """Load other models instead of `loaded`, which comes back when they cannot be loaded.
+
+    Raises:
+        SpecggufError: the new models cannot be had; `loaded` is as it was, or was loaded again.
+    """
+    wanted = settings.copy()
+    wanted.put("model", ref, "/model")
+    wanted.put("draft_model", draft_ref or None, "/model")
+    wanted.put("preset", None, "/model")
+    pair = pick(wanted, notes)
+    loaded.engine.close()  # two pairs at once may not fit
+    try:
+        return load(pair, wanted, notes)
+    except SpecggufError:
+        if loaded.pair is not None:
+            loaded.engine = load(loaded.pair, settings, notes).engine
+        raise
 
 
 def keywords(settings: Settings, pair: Pair) -> dict[str, Any]:

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 import click
 from specgguf.cli import exits
-from specgguf.cli.display import Display
-from specgguf.cli.talk import Talk
+from specgguf.cli.loop import Room
 
 STDIN = "-"
 
@@ -40,9 +39,10 @@ def _read_stdin() -> str:
     return str(text).removeprefix("\ufeff").rstrip("\n")
 
 
-def run(talk: Talk, display: Display, question: str) -> int:
+def run(room: Room, question: str) -> int:
     """Answer `question`; returns the exit code."""
-    display.legend_once()
-    answer = talk.send(question, display.sink())
-    display.after(answer, talk.loaded.engine)
+    room.describe()
+    room.display.legend_once()
+    answer = room.talk.send(question, room.display.sink())
+    room.display.after(answer, room.talk.loaded.engine)
     return exits.INTERRUPTED if answer.interrupted else exits.OK

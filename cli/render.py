@@ -94,11 +94,8 @@ class AnswerWriter:
         ink = self._notes.ink
         text = terminal.clean(span.text)
         dim = self._think == "dim"
-        if self._highlight and span.from_draft:
-            styled = ink.drafted(text, dim=dim)
-        else:
-            styled = ink.dim(text) if dim else text
-        self._notes.raw(styled)
+        plain = ink.dim(text) if dim else text
+        self._notes.raw(ink.drafted(text, dim=dim) if self._highlight and span.from_draft else plain)
         self._reasoning = text or self._reasoning
 
     def _close_reasoning(self) -> None:

@@ -52,6 +52,14 @@ class Settings(Mapping[str, Any]):
         """Whether anybody set `name`: it is not the built-in default."""
         return self._values[name].origin != "default"
 
+    def given_here(self, name: str) -> bool:
+        """Whether this very run sets `name`: by a flag, a variable or a slash command."""
+        return self.origin(name).startswith(("flag ", "SPECGGUF_", "/"))
+
+    def copy(self) -> Settings:
+        """The same settings, to be changed apart."""
+        return Settings(self._values)
+
     def put(self, name: str, value: Any, origin: str) -> None:
         """Set a value for the rest of this run (a slash command)."""
         self._values[name] = Value(value, origin)
@@ -61,6 +69,18 @@ class Settings(Mapping[str, Any]):
         for name, value in values.items():
             if name in self._values and not self.given(name) and value is not None:
                 self._values[name] = Value(BY_NAME[name].parse(value, where=origin), origin)
+
+    def to_keep(self) -> dict[str, Any]:
+        """What belongs to a conversation rather than to a machine or a terminal, as far as anybody set it."""
+        return {s.name: self[s.name] for s in SETTINGS if s.section == "Sampling" and self.given(s.name)}
+
+    def resumed(self, values: Mapping[str, Any], name: str) -> None:
+        """Take a saved conversation's settings where neither a flag nor a variable speaks."""
+        for key, value in values.items():
+            if key in BY_NAME and not self.given_here(key):
+                self._values[key] = Value(
+                    BY_NAME[key].parse(value, where=f"conversation {name}"), f"conversation {name}"
+                )
 
     def sampling(self) -> dict[str, Any]:
         """The sampling settings as keywords of a generation. Raises ConfigError when one is out of range."""

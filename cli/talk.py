@@ -1,16 +1,16 @@
 """A conversation: its messages, and what may be done to them.
 
-Sends a question, takes one back, asks again; keeps the prompt inside the context. Shows nothing itself:
-answers go to a sink, remarks to notes. Where it is kept is `sessions`' business.
+Sends a question, takes one back; keeps the prompt inside the context. Shows nothing itself: answers go to a
+sink, remarks to notes, and the keeper writes every step down.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from specgguf.cli.engine import Loaded, thinking
+from specgguf.cli.keeper import Keeper
 from specgguf.cli.notes import Notes
 from specgguf.cli.render import Sink
 from specgguf.cli.settings import Settings
@@ -30,22 +30,29 @@ class Talk:
         messages: system prompt (where there is one) and turns, as OpenAI messages.
         n_hidden: so many messages after the system prompt are no longer sent: the context was full.
         undone: the question that was taken back last; `/edit` starts from it.
+        unanswered: the last question, if it got no answer at all.
         last: the last answer, for `/highlight` and statistics.
     """
 
     loaded: Loaded
     settings: Settings
     notes: Notes
+    keeper: Keeper
     messages: list[Message] = field(default_factory=list)
     n_hidden: int = 0
     undone: str = ""
+    unanswered: str = ""
     last: Answer | None = None
-    on_question: Callable[[str], None] = lambda _text: None
 
     @property
     def n_turns(self) -> int:
         """Questions that have been asked."""
         return sum(1 for message in self.messages if message["role"] == "user")
+
+    @property
+    def first_question(self) -> str:
+        """The first question, or an empty string."""
+        return next((str(m["content"]) for m in self.messages if m["role"] == "user"), "")
 
     @property
     def system(self) -> str:
@@ -62,8 +69,12 @@ class Talk:
 
     def clear(self) -> None:
         """Forget all turns; the system prompt stays."""
-        self.messages[:] = [m for m in self.messages if m["role"] == "system"]
-        self.n_hidden, self.last = 0, None
+        self.resume([m for m in self.messages if m["role"] == "system"])
+
+    def resume(self, messages: list[Message], unanswered: str = "") -> None:
+        """Go on from other messages."""
+        self.messages[:] = messages
+        self.n_hidden, self.last, self.undone, self.unanswered = 0, None, "", unanswered
 
     def undo(self) -> str:
         """Take the last turn back; returns its question, or an empty string where there is none."""
@@ -74,7 +85,7 @@ class Talk:
         del self.messages[at:]
         if self.n_hidden >= len(self.messages) - bool(self.system):
             self.n_hidden = 0  # what is left has room again; `fit` decides anew
-        self.undone, self.last = question, None
+        self.undone, self.unanswered, self.last = question, "", None
         return question
 
     def window(self) -> list[Message]:
@@ -85,7 +96,7 @@ class Talk:
     def send(self, question: str, sink: Sink) -> Answer:
         """Ask, stream the answer into `sink`, and keep both.
 
-        A question without any answer (stopped too early, or refused) is taken back into `undone`.
+        A question without any answer (stopped too early, or refused) is taken back into `unanswered`.
 
         Raises:
             SpecggufError: see `ask`; ContextFull where the conversation does not fit.
@@ -95,11 +106,10 @@ class Talk:
         self.last = answer = Answer()
         try:
             prompt = self._fit()
-            self.on_question(question)
+            self.keeper.asked(self.messages[:-1], question)
             engine = self.loaded.engine
-            n_new = len(prompt)
-            if n_new >= SLOW_PROMPT:
-                self.notes.wait(f"reading the conversation: {n_new:,} tokens …")
+            if len(prompt) >= SLOW_PROMPT:
+                self.notes.wait(f"reading {len(prompt):,} tokens …")
             ask(
                 engine,
                 self.window(),
@@ -113,9 +123,11 @@ class Talk:
             self.notes.clear()
             if answer.spans:
                 self.messages.append(answer.message())
+                self.unanswered = self.undone = ""
             else:
                 self.messages.pop()
-                self.undone = question
+                self.unanswered = question
+            self.keeper.answered(self.messages, answer)
         return answer
 
     def count(self, messages: list[Message]) -> int:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from specgguf.cli.engine import Engine
 from specgguf.cli.interrupts import Interrupts
-from specgguf.cli.reasoning import Span, Splitter, opens
+from specgguf.cli.reasoning import Span, Spans
 from specgguf.cli.render import Sink
 
 from specgguf.errors import Cancelled
@@ -43,7 +43,7 @@ class Answer:
     @property
     def reasoning(self) -> str:
         """The reasoning, without its tags."""
-        return "".join(span.text for span in self.spans if span.reasoning)
+        return "".join(span.text for span in self.spans if span.reasoning).rstrip()
 
     def message(self) -> Message:
         """The answer as an OpenAI message."""
@@ -83,10 +83,10 @@ def ask(
         KeyboardInterrupt: Ctrl-C a second time.
         SpecggufError: the engine refused or failed; the sink is ended.
     """
-    splitter = Splitter(opens(prompt_end))
+    spans = Spans(prompt_end)
 
-    def show(spans: Any) -> None:
-        for span in spans:
+    def show(settled: Iterable[Span]) -> None:
+        for span in settled:
             answer.spans.append(span)
             sink.span(span)
 
@@ -95,7 +95,7 @@ def ask(
             stream = engine.create_chat_completion(messages, stream=True, enable_thinking=enable_thinking, **sampling)
             with contextlib.closing(stream):
                 for chunk in stream:
-                    show(splitter.feed(_read(chunk, answer), bool(chunk.get("from_draft"))))
+                    show(spans.feed(_read(chunk, answer), bool(chunk.get("from_draft"))))
                     if interrupts.seen and answer.finish_reason is None:
                         answer.interrupted = True
                         break
@@ -104,7 +104,7 @@ def ask(
             if isinstance(error, KeyboardInterrupt):
                 raise
         finally:
-            show(splitter.flush())
+            show(spans.flush())
             sink.end()
     if answer.interrupted:
         answer.timings = engine.last.timings()

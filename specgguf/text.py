@@ -195,6 +195,16 @@ class ReasoningSplitter:
         self._held = ""
         self._skip_space = bool(opened)  # a tag has just ended
 
+    @property
+    def n_held(self) -> int:
+        """How many of the characters fed so far are neither returned nor dropped yet: the latest ones."""
+        return len(self._held)
+
+    @property
+    def settled(self) -> bool:
+        """Whether whatever follows is answer, to be returned as it comes."""
+        return self._state == "answer" and not self._held and not self._skip_space
+
     def feed(self, text: str) -> list[tuple[str, str]]:
         """Add streamed text; returns what is now certain."""
         self._held += text

@@ -1,0 +1,115 @@
+"""Keeps the open conversation on disk, step by step: asked, answered, changed.
+
+A disk that refuses is told once; the conversation goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from specgguf.cli import sessions
+from specgguf.cli.notes import Notes
+from specgguf.cli.sessions import Lock, Session
+from specgguf.cli.turn import Answer, Message
+
+from specgguf.errors import Busy, ConfigError
+
+
+class Keeper:
+    """The open conversation's file. With `enabled` False it keeps nothing."""
+
+    def __init__(self, notes: Notes, *, enabled: bool = True, slot: str = "") -> None:
+        """`slot`: a fixed name for what is not a continued conversation; it is written over each time."""
+        self.session: Session | None = None
+        self._notes = notes
+        self._enabled = enabled
+        self._slot = slot
+        self._lock: Lock | None = None
+        self._about: dict[str, Any] = {}
+
+    @property
+    def name(self) -> str:
+        """The conversation's name, or an empty string while nothing was written."""
+        return self.session.name if self.session else ""
+
+    def describe(self, *, model: str, draft_model: str, settings: dict[str, Any]) -> None:
+        """What is written beside the messages from now on."""
+        self._about = {"model": model, "draft_model": draft_model, "settings": settings}
+
+    def open(self, session: Session) -> None:
+        """Go on with a saved conversation. Raises Busy when it is open elsewhere."""
+        lock = Lock(session.name) if self._enabled else None
+        self.close()
+        self.session, self._lock = session, lock
+
+    def asked(self, messages: Sequence[Message], question: str) -> None:
+        """A question was asked; `messages` do not hold it yet."""
+        if not self._enabled:
+            return
+        if self.session is None:
+            try:
+                self.open(Session(self._slot or sessions.fresh_name(question)))
+            except (Busy, OSError) as error:
+                self._enabled = False
+                if not self._slot:
+                    self._notes.warn(f"this conversation is not saved: {error}")
+                return
+        self._write(messages, pending=question)
+
+    def answered(self, messages: Sequence[Message], answer: Answer) -> None:
+        """The answer is over; `messages` hold the turn, if it gave any text."""
+        if self.session is not None and answer.spans:
+            self.session.turns.append(
+                {
+                    "when": sessions.now(),
+                    "finish_reason": answer.finish_reason,
+                    "interrupted": answer.interrupted,
+                    "timings": answer.timings,
+                }
+            )
+        self._write(messages)
+
+    def changed(self, messages: Sequence[Message]) -> None:
+        """The messages were changed by hand: undo, a system prompt."""
+        n_answers = sum(1 for m in messages if m["role"] == "assistant")
+        if self.session is not None:
+            del self.session.turns[n_answers:]
+        self._write(messages)
+
+    def rename(self, name: str, messages: Sequence[Message]) -> None:
+        """Keep the conversation under another name. Raises ConfigError where that is taken or no name."""
+        sessions.check_name(name)
+        old = self.name
+        if name == old:
+            self._write(messages)
+            return
+        if name in sessions.names():
+            raise ConfigError(f"there is a conversation '{name}' already", hint=f"specgguf sessions rm '{name}'")
+        session = self.session or Session(name)
+        lock = Lock(name)
+        session.name = name
+        self.close()
+        self.session, self._lock, self._enabled = session, lock, True
+        self._write(messages)
+        if old:
+            sessions.remove(old)
+
+    def close(self) -> None:
+        """The conversation is over here; its file stays."""
+        if self._lock is not None:
+            self._lock.release()
+        self.session, self._lock = None, None
+
+    def _write(self, messages: Sequence[Message], pending: str = "") -> None:
+        if self.session is None or not self._enabled:
+            return
+        self.session.messages = [dict(m) for m in messages]
+        self.session.pending = pending
+        for key, value in self._about.items():
+            setattr(self.session, key, value)
+        try:
+            sessions.save(self.session)
+        except OSError as error:
+            self._enabled = False
+            self._notes.warn(f"this conversation is not saved: {error.strerror or error}")

@@ -1,0 +1,154 @@
+"""The conversation in a terminal: read, obey or ask, again; and the rules of leaving."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import NoReturn
+
+from specgguf.cli import commands, engine, exits, prompt, terminal
+from specgguf.cli.actions import Leave
+from specgguf.cli.display import Display
+from specgguf.cli.keeper import Keeper
+from specgguf.cli.notes import Notes
+from specgguf.cli.sessions import Session
+from specgguf.cli.settings import Settings, data_dir
+from specgguf.cli.talk import Talk
+
+from specgguf.errors import SpecggufError
+
+LEAVE_WITHIN_S = 2.0
+
+
+@dataclass
+class Room:
+    """Everything that a conversation in a terminal holds on to; what slash commands work on.
+
+    Attributes:
+        attached: texts of files that go with the next message.
+        debug: show tracebacks of unexpected errors.
+    """
+
+    talk: Talk
+    display: Display
+    notes: Notes
+    settings: Settings
+    keeper: Keeper
+    attached: list[str] = field(default_factory=list)
+    debug: bool = False
+
+    def short(self, text: str) -> str:
+        """`text` on one line, as long as the terminal has room."""
+        return terminal.one_line(text, max(terminal.width(self.notes.stream) - 60, 20))
+
+    def take(self, session: Session) -> None:
+        """Go on with `session`."""
+        self.talk.resume(session.messages, session.pending)
+        n = self.talk.n_turns
+        self.notes.tell(f"'{session.name}', {n} {'turn' if n == 1 else 'turns'}: {self.short(session.title)}")
+        if session.pending:
+            self.notes.tell(f"its last question has no answer (/retry asks it again): {self.short(session.pending)}")
+
+    def switch(self, ref: str, draft_ref: str) -> None:
+        """Go on with other models. The old ones come back when the new ones cannot be loaded."""
+        self.talk.loaded = engine.switch(self.talk.loaded, ref, draft_ref, self.settings, self.notes)
+        self.describe()
+
+    def describe(self) -> None:
+        """Tell the keeper which models and settings belong to the conversation."""
+        loaded = self.talk.loaded
+        self.keeper.describe(model=loaded.model_ref, draft_model=loaded.draft_ref, settings=self.settings.to_keep())
+
+    def ask(self, question: str) -> None:
+        """Send a question with what is attached, and show the answer."""
+        text = "\n\n".join([question, *self.attached])
+        self.display.legend_once()
+        self.describe()
+        with terminal.quiet_keyboard():
+            answer = self.talk.send(text, self.display.sink())
+        self.attached.clear()
+        self.display.after(answer, self.talk.loaded.engine)
+        if answer.interrupted and not answer.spans:
+            self.notes.say("stopped before the first word; the question is taken back (/retry asks it again)")
+
+
+def run(room: Room) -> int:
+    """Hold the conversation; returns the exit code."""
+    signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGHUP, _end)
+    history = data_dir() / "history" if room.settings["history"] else None
+    banner(room, first_run=history is None or not history.exists())
+    keyboard = prompt.keyboard(
+        room.notes,
+        history=history,
+        complete=lambda text: commands.complete(room, text),
+        color=room.display.ink.color,
+    )
+    pressed = -LEAVE_WITHIN_S
+    while True:
+        try:
+            text = keyboard.read()
+        except EOFError:
+            return goodbye(room, exits.OK)
+        except KeyboardInterrupt:
+            if time.monotonic() - pressed < LEAVE_WITHIN_S:
+                return goodbye(room, exits.INTERRUPTED)
+            pressed = time.monotonic()
+            room.notes.say("Ctrl-C again leaves; so does Ctrl-D. /help lists commands.")
+            continue
+        try:
+            turn(room, text)
+        except Leave:
+            return goodbye(room, exits.OK)
+        except KeyboardInterrupt:
+            room.notes.raw("\n")
+            return goodbye(room, exits.INTERRUPTED)
+
+
+def turn(room: Room, text: str) -> None:
+    """Obey a slash command or ask a question; errors are told, and the conversation goes on."""
+    try:
+        question: str | None = text
+        if text.startswith("/") and not text.startswith("//"):
+            question = commands.dispatch(room, text)
+        elif text.startswith("//"):
+            question = text[1:]
+        if question is not None and (question.strip() or room.attached):
+            room.ask(question)
+    except (SpecggufError, OSError) as error:
+        room.notes.error(*exits.describe(error))
+    except (Leave, BrokenPipeError):
+        raise
+    except Exception as error:
+        if room.debug:
+            raise
+        room.notes.error(*exits.describe(error))
+
+
+def banner(room: Room, *, first_run: bool) -> None:
+    """What is loaded, and how to find out more."""
+    loaded, say = room.talk.loaded, room.notes.say
+    drafted = f", drafts by {loaded.draft_model}" if loaded.draft_model else ", no draft model"
+    n_ctx = loaded.engine.n_ctx()
+    say(f"{loaded.model}{drafted}, context {n_ctx:,}, loaded in {loaded.load_s:.1f} s")
+    say("/help lists commands; Alt-Enter: new line; Ctrl-C: stop an answer; Ctrl-D: leave")
+    if first_run and loaded.draft_model:
+        say("/highlight shows which words the draft model wrote")
+    room.display.legend_once()
+
+
+def goodbye(room: Room, code: int) -> int:
+    """Close the conversation's file and say how to come back."""
+    name = room.keeper.name
+    room.keeper.close()
+    if name:
+        room.notes.say(f"saved as '{name}'; specgguf chat --continue comes back")
+    return code
+
+
+def _end(number: int, _frame: FrameType | None) -> NoReturn:
+    """SIGTERM and SIGHUP: leave by way of every `finally`, so that the terminal gets its echo back."""
+    sys.exit(128 + number)

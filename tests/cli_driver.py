@@ -1,0 +1,49 @@
+"""Runs the real program over a scripted engine, in a process of its own: `python cli_driver.py SCENE ARGS…`.
+
+Only tests use it; nothing of the shipped program knows about it.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from fake_engine import FAIL, HANG, FakeEngine, loaded, pieces
+from specgguf.cli import engine, main
+from specgguf.cli.notes import Notes
+from specgguf.cli.settings import Settings
+
+STORY = pieces("Once upon a time there was a fox .", drafted="upon a time")
+
+SCENES = {
+    "plain": lambda: FakeEngine([pieces("The quick brown fox jumps.", drafted="quick brown")]),
+    "slow": lambda: FakeEngine([[*STORY[:4], HANG, *STORY[4:]], pieces("Second answer.")]),
+    "prefill": lambda: FakeEngine([STORY, pieces("Second answer.")], hang_in_prefill=0),
+    "deaf": lambda: Deaf([[*STORY[:4], HANG], pieces("Second answer.")]),
+    "wild": lambda: FakeEngine([[("[/INST] \x1b[31mred\x07 \x00nul \x9b1mcsi", False), (" " + "x" * 10_000, True)]]),
+    "broken": lambda: FakeEngine([[("Half", False), FAIL], pieces("Second answer.")]),
+    "many": lambda: FakeEngine([pieces(f"Answer number {n}.") for n in range(1, 100)]),
+}  # fmt: skip
+
+
+class Deaf(FakeEngine):
+    """Does not hear cancel(): only a second Ctrl-C ends its answer."""
+
+    def cancel(self) -> None:
+        sys.stderr.write("(cancel was asked)\n")
+        sys.stderr.flush()
+
+
+def run() -> None:
+    scene = SCENES[sys.argv[1]]()
+
+    def open_engine(settings: Settings, notes: Notes, *, yes: bool = False) -> engine.Loaded:
+        settings.sampling()
+        scene.draft = settings["draft"]
+        return loaded(scene)
+
+    engine.open_engine = open_engine
+    main.main(sys.argv[2:])
+
+
+if __name__ == "__main__":
+    run()
