@@ -22,9 +22,7 @@ def logits_of(probs: np.ndarray) -> np.ndarray:
     return logits
 
 
-def random_table(
-    seed: int, n_vocab: int, *, zeros: float = 0.0, of: Table | None = None, mix: float = 0.5
-) -> Table:
+def random_table(seed: int, n_vocab: int, *, zeros: float = 0.0, of: Table | None = None, mix: float = 0.5) -> Table:
     """A law per context, drawn once from `seed` and the context.
 
     Args:
@@ -53,12 +51,11 @@ def random_table(
 
 
 class FakeModel:
-    """See the module. `cells` is the truth, `tokens` what the model says that it holds.
+    """See the module. `cells` is the truth.
 
     Args:
         table: context -> logits.
-        rewindable: False refuses to drop decoded tokens, as a recurrent memory does: `rewind` and `reuse` go
-            back to the start, and say so.
+        grain: rewinding keeps a multiple of so many tokens, as a memory with checkpoints does.
     """
 
     def __init__(
@@ -68,13 +65,13 @@ class FakeModel:
         *,
         n_ctx: int = 64,
         eog: frozenset[int] = frozenset(),
-        rewindable: bool = True,
+        grain: int = 1,
     ) -> None:
         self.table = table
         self.n_vocab = n_vocab
         self.n_ctx = n_ctx
         self.eog = eog
-        self.rewindable = rewindable
+        self.grain = grain
         self.cells: list[int] = []
         self.n_decodes = 0
         self.n_decoded = 0
@@ -104,10 +101,17 @@ class FakeModel:
                 self._rows[row] = self.table(tuple(self.cells))
         return self._rows
 
+    @property
+    def rewinds_freely(self) -> bool:
+        return True
+
+    def mark(self, n_ahead: int, *, pin: bool = False) -> None:
+        pass
+
     def rewind(self, n: int) -> int:
         """Keep at most the first `n` tokens; how many are kept."""
         if n < len(self.cells):
-            del self.cells[n if self.rewindable else 0 :]
+            del self.cells[n - n % self.grain :]
         return len(self.cells)
 
     def reuse(self, tokens: Sequence[int]) -> int:
@@ -121,9 +125,7 @@ class FakeModel:
 class FakeCutter:
     """Where a text ends, on token ids: eog, a stop sequence of ids, a number of tokens; in this order."""
 
-    def __init__(
-        self, max_tokens: int, *, eog: frozenset[int] = frozenset(), stop: tuple[int, ...] = ()
-    ) -> None:
+    def __init__(self, max_tokens: int, *, eog: frozenset[int] = frozenset(), stop: tuple[int, ...] = ()) -> None:
         self.max_tokens = max_tokens
         self.eog = eog
         self.stop = stop

@@ -44,9 +44,7 @@ def test_target_and_draft_are_undecided_and_agree_in_part(
 
 
 @pytest.mark.parametrize("arch", tiny.WRITERS)
-def test_the_law_depends_on_every_cached_token(
-    arch: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_law_depends_on_every_cached_token(arch: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = tiny.WRITERS[arch](tmp_path / "p.gguf", tiny.letters(8))
     last = laws(path, TOKENS)[-1]
     for i in range(len(TOKENS) - 5, len(TOKENS) - 1):

@@ -144,9 +144,7 @@ def drawer(seed: int, noise: float, noise_seed: int) -> Draw:
     return draw
 
 
-def _header(
-    path: Path, arch: str, shape: Shape, vocab: Vocab, kv_heads: Sequence[int] | None
-) -> gguf.GGUFWriter:
+def _header(path: Path, arch: str, shape: Shape, vocab: Vocab, kv_heads: Sequence[int] | None) -> gguf.GGUFWriter:
     """A writer with the metadata that every architecture shares."""
     w = gguf.GGUFWriter(path, arch)
     w.add_name(f"tiny-{arch}")
@@ -310,9 +308,7 @@ def write_mamba(
         decay = np.tile(-np.linspace(0.1, 2.0, state, dtype=np.float32), (inner, 1))
         w.add_tensor(f"blk.{i}.ssm_a", decay)
         w.add_tensor(f"blk.{i}.ssm_d", np.ones(inner, np.float32))
-        w.add_tensor(
-            f"blk.{i}.ssm_out.weight", _no_channel_0(draw(f"so{i}", n, inner, std=1.5 / np.sqrt(inner)))
-        )
+        w.add_tensor(f"blk.{i}.ssm_out.weight", _no_channel_0(draw(f"so{i}", n, inner, std=1.5 / np.sqrt(inner))))
     _finish(w)
     return path
 

@@ -76,9 +76,7 @@ def chain_law(params: SamplingParams, logits: np.ndarray, generated: Sequence[in
     return {int(i): float(p) for i, p in zip(kept["id"], probs / probs.sum(), strict=True) if p > 0.0}
 
 
-def dense_law(
-    params: SamplingParams, logits: np.ndarray, generated: Sequence[int]
-) -> tuple[dict[int, float], float]:
+def dense_law(params: SamplingParams, logits: np.ndarray, generated: Sequence[int]) -> tuple[dict[int, float], float]:
     """The same in plain float64, and the distance to the nearest tie or threshold."""
     x = logits.astype(np.float64)
     for token, value in params.logit_bias.items():
@@ -151,9 +149,7 @@ def parameters(draw: st.DrawFn, n_vocab: int) -> SamplingParams:
         presence_penalty=some(0.0, -1.0, 1.0),
         penalty_last_n=draw(st.sampled_from([0, 1, 5, 64])),
         logit_bias=draw(
-            st.dictionaries(
-                st.integers(0, n_vocab - 1), st.sampled_from([-100.0, -2.0, 0.5, 3.0]), max_size=3
-            )
+            st.dictionaries(st.integers(0, n_vocab - 1), st.sampled_from([-100.0, -2.0, 0.5, 3.0]), max_size=3)
         ),
     )
 
