@@ -1,8 +1,8 @@
 """The memory that a pair needs, before anything is loaded.
 
-The formula comes from a file's own metadata and tensors (or, for a preset that is not here, from its shape):
-weights, KV caches and compute buffers, on the device and on the host. `measured` asks llama.cpp itself, by a load
-without weights in a child process. Speaks of bytes and layers; what to change when it does not fit is `fit`'s.
+A formula over a model's `Dims` gives weights, KV caches and compute buffers, on the device and on the host;
+`measured` asks llama.cpp itself, by a load without weights in a child process. Speaks of bytes and layers; what
+to change when it does not fit is `fit`'s business.
 """
 
 from __future__ import annotations
@@ -10,17 +10,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from . import header, hub
 from .config import KV_TYPES
-from .errors import BackendError, Unsupported
+from .dims import Dims
+from .errors import BackendError
 from .hardware import MIB, Machine
-from .header import Header
-from .presets import ModelFile
 
 # Bytes of a value in a KV cache.
 KV_BYTES = {
@@ -30,45 +27,6 @@ KV_BYTES = {
 OVERHEAD_MIB = {"gpu": 457, "apple": 512, "cpu": 300}  # driver and runtime, per GPU; on a CPU the interpreter
 N_CTX_STEP = 256  # llama.cpp rounds contexts up to a multiple of this
 OWN_CONTEXT = 256  # cells of the minimal context that `llama_cpp.Llama` keeps beside ours
-
-
-@dataclass(frozen=True)
-class Dims:
-    """What of a model takes memory.
-
-    Attributes:
-        k_width, v_width: values that one token leaves in each layer's cache (0: a layer without one).
-        n_masks: attention masks in use (2 with a sliding window).
-        layer_bytes: weights of each repeating layer; other_bytes: norms and the like, counted with the output.
-        output_bytes: of the output matrix; a tied one is the embedding a second time.
-        is_sure: whether the formula knows this kind of memory; if not, only `measured` tells.
-    """
-
-    name: str
-    n_embd: int
-    n_ff: int
-    q_width: int
-    n_head: int
-    head_dim: int
-    n_vocab: int
-    n_ctx_train: int
-    k_width: tuple[int, ...]
-    v_width: tuple[int, ...]
-    layer_bytes: tuple[int, ...]
-    embd_bytes: int
-    output_bytes: int
-    tied: bool
-    n_masks: int = 1
-    is_sure: bool = True
-
-    @property
-    def n_layer(self) -> int:
-        return len(self.layer_bytes)
-
-    @property
-    def weights_bytes(self) -> int:
-        """All weights once."""
-        return sum(self.layer_bytes) + self.embd_bytes + (0 if self.tied else self.output_bytes)
 
 
 @dataclass(frozen=True)
@@ -219,112 +177,6 @@ def graph_bytes(load: Load) -> int:
         widest = 4 * u * max(feed_forward, attention) + d.n_masks * 4 * u * cells
     logits = 4 * (load.n_outputs * d.n_vocab + 2 * u * d.n_embd)
     return max(widest, logits)
-
-
-# --- dimensions ---------------------------------------------------------------------------------------------
-
-
-def dims_of_file(path: Path) -> Dims:
-    """From a GGUF on disk, all shards of a split one.
-
-    Raises:
-        SpecggufError: it cannot be read, or describes no language model.
-    """
-    heads = [header.read(path.with_name(name)) for name in hub.shards(path.name)]
-    return dims_of(heads, path.name)
-
-
-def dims_of(heads: Sequence[Header], name: str) -> Dims:
-    """From the heads of a model's file or files.
-
-    Raises:
-        Unsupported: the metadata lack what every language model has.
-    """
-    head, sizes = heads[0], _sizes(heads)
-    n_layer, n_embd, n_head = (_one(head.get(k)) for k in ("block_count", "embedding_length", "attention.head_count"))
-    if not n_layer or not n_embd:
-        raise Unsupported(f"{name} describes no language model ({head.architecture or 'no architecture'})")
-    head_dim = _one(head.get("attention.key_length")) or (n_embd // n_head if n_head else 0)
-    v_dim = _one(head.get("attention.value_length")) or head_dim
-    n_kv = _per_layer(head.get("attention.head_count_kv", n_head), n_layer)
-    embedding, output = sizes.pop("token_embd.weight", 0), sizes.pop("output.weight", 0)
-    layers = [0] * n_layer
-    others = 0
-    for tensor, size in sizes.items():
-        index = tensor.split(".")[1] if tensor.startswith("blk.") else ""
-        if index.isdigit() and int(index) < n_layer:
-            layers[int(index)] += size
-        else:
-            others += size
-    odd = ("attention.kv_lora_rank", "ssm.inner_size", "shortconv.l_cache", "wkv.head_size")
-    return Dims(
-        name=name,
-        n_embd=n_embd,
-        n_ff=max(_per_layer(head.get("feed_forward_length", 0), n_layer), default=0),
-        q_width=n_head * head_dim,
-        n_head=n_head,
-        head_dim=head_dim,
-        n_vocab=_n_vocab(head),
-        n_ctx_train=_one(head.get("context_length")) or 4096,
-        k_width=tuple(n * head_dim for n in n_kv),
-        v_width=tuple(n * v_dim for n in n_kv),
-        layer_bytes=tuple(layers),
-        embd_bytes=embedding,
-        output_bytes=(output or embedding) + others,
-        tied=not output,
-        n_masks=2 if _one(head.get("attention.sliding_window")) else 1,
-        is_sure=not any(_one(head.get(key)) for key in odd),
-    )
-
-
-def dims_of_preset(model: ModelFile) -> Dims:
-    """From a preset's own description, without the file.
-
-    Raises:
-        Unsupported: the preset gives no shape.
-    """
-    s = model.shape
-    if s is None:
-        raise Unsupported(f"{model} is not here and its preset gives no dimensions")
-    output = s.token_embd_bytes
-    layers = model.bytes - s.token_embd_bytes - (0 if s.tied else output)
-    return Dims(
-        name=model.name,
-        n_embd=s.n_embd,
-        n_ff=s.n_ff,
-        q_width=s.n_head * s.head_dim,
-        n_head=s.n_head,
-        head_dim=s.head_dim,
-        n_vocab=s.n_vocab,
-        n_ctx_train=32768,
-        k_width=(s.n_head_kv * s.head_dim,) * s.n_layer,
-        v_width=(s.n_head_kv * s.head_dim,) * s.n_layer,
-        layer_bytes=(layers // s.n_layer,) * s.n_layer,
-        embd_bytes=s.token_embd_bytes,
-        output_bytes=output,
-        tied=s.tied,
-    )
-
-
-def _sizes(heads: Sequence[Header]) -> dict[str, int]:
-    return {t.name: t.n_bytes or 0 for head in heads for t in head.tensors}
-
-
-def _n_vocab(head: Header) -> int:
-    embedding = head.tensor("token_embd.weight")
-    counted = head.count("tokenizer.ggml.tokens") or _one(head.get("vocab_size"))
-    return counted or (embedding.dims[-1] if embedding else 0)
-
-
-def _one(value: Any) -> int:
-    """A number, or the largest of a per-layer list."""
-    if isinstance(value, list):
-        return max((int(v) for v in value), default=0)
-    return int(value) if isinstance(value, int | float) else 0
-
-
-def _per_layer(value: Any, n_layer: int) -> list[int]:
-    return [int(v) for v in value] if isinstance(value, list) else [_one(value)] * n_layer
 
 
 # --- what llama.cpp itself says -----------------------------------------------------------------------------

@@ -25,7 +25,6 @@ PREFERRED = ("Q4_K_M", "Q4_K_S", "Q4_0", "Q5_K_M", "Q8_0", "F16", "BF16")
 
 _REPO = re.compile(r"(?:https://)?(?:huggingface\.co/|hf\.co/)?([\w.-]+/[\w.-]+?)/?(?::([^:]+))?")
 _SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
-_HEX64 = re.compile(r"[0-9a-f]{64}")
 
 
 def resolve(ref: str | Path | ModelFile, *, offline: bool | None = None, progress: Progress | None = None) -> Path:
@@ -247,15 +246,26 @@ def _in_snapshots(repo: str, name: str) -> Path | None:
     return None
 
 
-def _fetch_from_repo(repo: str, wanted: str, *, progress: Progress | None) -> Path:
+def find_in_repo(repo: str, wanted: str) -> tuple[str, str, dict[str, str]]:
+    """The commit, the file that `wanted` means there (of a split model the first shard), and all files' sha256.
+
+    Raises:
+        ModelNotFound, DownloadError: no such repository or file, or no network.
+    """
     revision, files = remote.list_files(repo)
     name = choose_file(list(files), wanted)
     if name is None:
         raise _nothing_fits(repo, wanted, list(files))
+    lacking = [shard for shard in shards(name) if shard not in files]
+    if lacking:
+        raise ModelNotFound(f"{repo} lacks {lacking[0]}, a shard of {name}")
+    return revision, name, files
+
+
+def _fetch_from_repo(repo: str, wanted: str, *, progress: Progress | None) -> Path:
+    revision, name, files = find_in_repo(repo, wanted)
     paths = []
     for shard in shards(name):
-        if shard not in files:
-            raise ModelNotFound(f"{repo} lacks {shard}, a shard of {name}")
         path = remote.download(repo, shard, revision, progress=progress)
         promised = files[shard]
         paths.append(_keep_if_right(path, promised, progress) if promised else path)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import inspect
+import io
 import logging
 import os
 from collections.abc import Iterator
@@ -72,9 +73,7 @@ def list_files(repo: str, revision: str = "main") -> tuple[str, dict[str, str]]:
 
     try:
         with _quiet():
-            info = HfApi(endpoint=endpoint()).model_info(
-                repo, revision=revision, files_metadata=True, timeout=30
-            )
+            info = HfApi(endpoint=endpoint()).model_info(repo, revision=revision, files_metadata=True, timeout=30)
     except Exception as error:
         raise _plain(error, repo) from error
     files = {s.rfilename: str(s.lfs.sha256) if s.lfs else "" for s in info.siblings or []}
@@ -102,6 +101,65 @@ def download(repo: str, file: str, revision: str, *, progress: Progress | None =
             )
     except Exception as error:
         raise _plain(error, repo, file) from error
+
+
+class RangeFile(io.RawIOBase):
+    """A file on the hub, read by range requests: seekable, read-only, a few kilobytes per read at the least.
+
+    Raises:
+        ModelNotFound, DownloadError: see `_plain`.
+    """
+
+    def __init__(self, repo: str, file: str, revision: str) -> None:
+        _require_reachable()
+        from huggingface_hub import get_hf_file_metadata, hf_hub_url
+
+        self._what = (repo, file)
+        self._at = 0
+        url = hf_hub_url(repo, file, revision=revision, endpoint=endpoint())
+        try:
+            with _quiet():
+                facts = get_hf_file_metadata(url, timeout=30)
+        except Exception as error:
+            raise _plain(error, repo, file) from error
+        self.size = int(facts.size or 0)
+        self._url = facts.location
+        self._is_hub = facts.location.startswith(endpoint())
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._at = offset + (0, self._at, self.size)[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill `buffer` from the current place; the number of bytes read."""
+        from huggingface_hub import get_session
+        from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
+
+        n = min(len(buffer), self.size - self._at)
+        if n <= 0:
+            return 0
+        headers = build_hf_headers() if self._is_hub else {}  # a signed address wants no token of ours
+        headers["Range"] = f"bytes={self._at}-{self._at + n - 1}"
+        try:
+            response = get_session().get(self._url, headers=headers, timeout=30)
+            hf_raise_for_status(response)
+            data = response.content
+        except Exception as error:
+            raise _plain(error, *self._what) from error
+        if response.status_code != 206:
+            raise DownloadError(f"{'/'.join(self._what)}: the server gives no parts of files")
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
 
 
 def _require_reachable() -> None:
@@ -147,9 +205,7 @@ def _plain(error: Exception, repo: str, file: str = "") -> SpecggufError:
     if any(isinstance(e, OSError) and e.errno == errno.ENOSPC for e in chain):
         return DownloadError(f"the disk is full: {what}", hint=f"make room in {cache_folder()}")
     reason = f"the server answered {status}" if status else _reason(error)
-    return DownloadError(
-        f"{what} could not be downloaded: {reason}", hint="try again: it resumes where it stopped"
-    )
+    return DownloadError(f"{what} could not be downloaded: {reason}", hint="try again: it resumes where it stopped")
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

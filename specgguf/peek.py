@@ -1,0 +1,90 @@
+"""A model's head without its weights: from the disk, or from the hub by range requests.
+
+A few megabytes tell everything that memory arithmetic needs of a model of many gigabytes; extended by a hole to
+its real size, the same head lets llama.cpp plan a context over a model that is not here.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import dims, header, hub, remote
+from .dims import Dims
+from .errors import ModelNotFound
+from .header import Header
+from .presets import ModelFile
+
+BLOCK = 2 << 20  # bytes fetched at once
+
+
+@dataclass(frozen=True)
+class Peeked:
+    """What was found out about a reference.
+
+    Attributes:
+        path: where it lies, None when it would have to be downloaded.
+        download_bytes: how much that would be.
+    """
+
+    dims: Dims
+    path: Path | None
+    download_bytes: int = 0
+
+
+def peek(ref: str | Path | ModelFile, *, offline: bool | None = None) -> Peeked:
+    """Dimensions of a model, downloading no weights.
+
+    Raises:
+        ModelNotFound, DownloadError, SpecggufError: as `hub.resolve`.
+    """
+    path = hub.cached(ref)
+    if path is not None:
+        return Peeked(dims.of_file(path), path)
+    if isinstance(ref, ModelFile) and ref.shape is not None:
+        return Peeked(dims.of_preset_model(ref), None, ref.bytes)
+    if remote.is_offline() if offline is None else offline:
+        raise ModelNotFound(f"{ref} is not on this machine, and offline mode is on", hint="unset HF_HUB_OFFLINE")
+    files = _files(ref)
+    heads, size = [], 0
+    for repo, name, revision in files:
+        source = remote.RangeFile(repo, name, revision)
+        heads.append(_read(source))
+        size += source.size
+    return Peeked(dims.of_heads(heads, files[0][1]), None, size)
+
+
+def hollow(ref: str | ModelFile, folder: Path) -> Path:
+    """A stand-in for a model on the hub: its head, then a hole up to the real size. Takes a few megabytes.
+
+    Raises:
+        ModelNotFound, DownloadError, SpecggufError: as `hub.resolve`.
+    """
+    paths = []
+    for repo, name, revision in _files(ref):
+        source = remote.RangeFile(repo, name, revision)
+        end = _read(source).data_start
+        source.seek(0)
+        path = folder / name.rsplit("/", 1)[-1]
+        with path.open("wb") as out:
+            out.write(io.BufferedReader(source, BLOCK).read(end))
+        os.truncate(path, source.size)
+        paths.append(path)
+    return paths[0]
+
+
+def _read(source: remote.RangeFile) -> Header:
+    return header.read(io.BufferedReader(source, BLOCK))
+
+
+def _files(ref: str | Path | ModelFile) -> list[tuple[str, str, str]]:
+    """(repo, file, revision) of every file that `ref` consists of."""
+    if isinstance(ref, ModelFile):
+        if not ref.repo:
+            raise ModelNotFound(f"{ref} is on no hub")
+        return [(ref.repo, name, ref.revision) for name in hub.shards(ref.file)]
+    repo, wanted = hub.split_reference(str(ref))
+    revision, name = hub.find_in_repo(repo, wanted)[:2]
+    return [(repo, shard, revision) for shard in hub.shards(name)]
