@@ -55,7 +55,8 @@ class FakeModel:
 
     Args:
         table: context -> logits.
-        grain: rewinding keeps a multiple of so many tokens, as a memory with checkpoints does.
+        memory: "plain" keeps any prefix; "checkpoint" only what was marked (the latest mark and the pinned one),
+            as a recurrent memory does; "never" nothing.
     """
 
     def __init__(
@@ -65,14 +66,15 @@ class FakeModel:
         *,
         n_ctx: int = 64,
         eog: frozenset[int] = frozenset(),
-        grain: int = 1,
+        memory: str = "plain",
     ) -> None:
         self.table = table
         self.n_vocab = n_vocab
         self.n_ctx = n_ctx
         self.eog = eog
-        self.grain = grain
+        self.memory = memory
         self.cells: list[int] = []
+        self.marks = {False: 0, True: 0}  # the latest one, and the pinned one
         self.n_decodes = 0
         self.n_decoded = 0
         self._rows: np.ndarray | None = None
@@ -103,15 +105,21 @@ class FakeModel:
 
     @property
     def rewinds_freely(self) -> bool:
-        return True
+        return self.memory == "plain"
 
     def mark(self, n_ahead: int, *, pin: bool = False) -> None:
-        pass
+        """The memory may have to go back to here."""
+        self.marks[pin] = len(self.cells)
 
     def rewind(self, n: int) -> int:
         """Keep at most the first `n` tokens; how many are kept."""
         if n < len(self.cells):
-            del self.cells[n - n % self.grain :]
+            if self.memory == "checkpoint":
+                n = max(m for m in (0, *self.marks.values()) if m <= n)
+                self.marks = {pin: min(m, n) for pin, m in self.marks.items()}
+            elif self.memory == "never":
+                n = 0
+            del self.cells[n:]
         return len(self.cells)
 
     def reuse(self, tokens: Sequence[int]) -> int:

@@ -59,7 +59,7 @@ class Setting:
     eog: frozenset[int] = frozenset()
     stop: tuple[int, ...] = ()
     n_ctx: int = 64
-    grain: int = 1
+    memory: str = "plain"
     grammar: Callable[[], Any] | None = None
     transform: Callable[..., Transform] = field(default=Transform)
 
@@ -73,7 +73,7 @@ class Setting:
         )
 
     def models(self) -> tuple[FakeModel, FakeModel | None]:
-        target = FakeModel(self.p, self.v, n_ctx=self.n_ctx, eog=self.eog, grain=self.grain)
+        target = FakeModel(self.p, self.v, n_ctx=self.n_ctx, eog=self.eog, memory=self.memory)
         draft = self.q and FakeModel(self.q, self.v_draft, n_ctx=self.n_ctx, eog=self.eog)
         return target, draft or None
 
@@ -131,7 +131,7 @@ def run(
         if checked:
             check_caches(setting, target, draft, [*setting.prompt, *out])
         after(transform, out)
-    if setting.grain == 1 and checked:
+    if setting.memory == "plain" and checked:
         n_verified = sum(1 + r.draft_n for r in rounds)
         assert target.n_decoded == len(setting.prompt) - 1 + n_verified, "a token was decoded twice"
     return (tuple(out), rounds[-1].finish_reason), rounds
@@ -148,7 +148,7 @@ def check_caches(setting: Setting, target: FakeModel, draft: FakeModel | None, c
     """Both caches are a prefix of the committed tokens, but for the last one, which no pass has read."""
     n = len(target.cells)
     assert target.cells == committed[:n]
-    assert n == len(committed) - 1 if setting.grain == 1 else n < len(committed)
+    assert n == len(committed) - 1 if setting.memory == "plain" else n < len(committed)
     if draft is not None:
         assert draft.cells == committed[: len(draft.cells)]
 

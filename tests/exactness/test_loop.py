@@ -247,12 +247,36 @@ def test_a_draft_with_a_shorter_context(rule: Any) -> None:
 
 
 @rules
-@pytest.mark.parametrize("grain", [2, 4, 100])
-def test_a_memory_that_rewinds_by_checkpoints(rule: Any, grain: int) -> None:
+@pytest.mark.parametrize("memory", ["checkpoint", "never"])
+def test_a_memory_that_does_not_rewind_freely(rule: Any, memory: str) -> None:
     """What is owed after a rejection rides along, or is read again; it is never verified again."""
-    assert distance(pair(grain=grain), fixed(3), rule) < EXACT
-    long = pair(grain=grain, length=3, prompt=(0, 1, 2, 0, 1, 2, 0, 0, 1, 1, 2))
+    assert distance(pair(memory=memory), fixed(3), rule) < EXACT
+    long = pair(memory=memory, length=3, prompt=(0, 1, 2, 0, 1, 2, 0, 0, 1, 1, 2))
     assert distance(long, fixed(2), rule) < EXACT
+    lagging = pair(memory=memory, v=2, v_draft=2, length=6, prompt=(0, 1, 0, 0, 1, 0, 0))
+    assert distance(lagging, script(2, 0, 1), rule) < EXACT
+
+
+def checkpointed(draft: FakeModel | None) -> ModelDrafter:
+    assert draft is not None
+    return ModelDrafter(FakeModel(draft.table, draft.n_vocab, memory="checkpoint"))
+
+
+@rules
+def test_a_draft_whose_memory_does_not_rewind_freely(rule: Any) -> None:
+    assert distance(pair(), fixed(3), rule, drafter=checkpointed) < EXACT
+    assert distance(pair(memory="checkpoint"), script(2, 0, 3), rule, drafter=checkpointed) < EXACT
+
+
+@pytest.mark.parametrize("memory", ["plain", "checkpoint"])
+def test_what_a_checkpoint_costs(memory: str) -> None:
+    """A memory with marks reads committed tokens again, but never many: what is owed stays bounded."""
+    p = random_table(7, 4)
+    setting = Setting(p, random_table(8, 4, of=p), v=4, v_draft=4, length=200, n_ctx=300, memory=memory)
+    _, rounds = run(setting, Rng(3), fixed(3))
+    most = max(r.n_owed for r in rounds[1:])
+    assert most == 1 if memory == "plain" else 1 < most <= 8
+    assert (sum(r.n_prefilled for r in rounds[1:]) > 0) == (memory == "checkpoint")
 
 
 class NoRepeats:
