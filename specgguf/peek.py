@@ -14,7 +14,6 @@ from pathlib import Path
 from . import dims, header, hub, remote
 from .dims import Dims
 from .errors import ModelNotFound
-from .header import Header
 from .presets import ModelFile
 
 BLOCK = 2 << 20  # bytes fetched at once
@@ -51,7 +50,7 @@ def peek(ref: str | Path | ModelFile, *, offline: bool | None = None) -> Peeked:
     heads, size = [], 0
     for repo, name, revision in files:
         source = remote.RangeFile(repo, name, revision)
-        heads.append(_read(source))
+        heads.append(header.read(io.BufferedReader(source, BLOCK)))
         size += source.size
     return Peeked(dims.of_heads(heads, files[0][1]), None, size)
 
@@ -65,18 +64,15 @@ def hollow(ref: str | ModelFile, folder: Path) -> Path:
     paths = []
     for repo, name, revision in _files(ref):
         source = remote.RangeFile(repo, name, revision)
-        end = _read(source).data_start
-        source.seek(0)
+        reader = io.BufferedReader(source, BLOCK)
+        end = header.read(reader).data_start
+        reader.seek(0)
         path = folder / name.rsplit("/", 1)[-1]
         with path.open("wb") as out:
-            out.write(io.BufferedReader(source, BLOCK).read(end))
+            out.write(reader.read(end))
         os.truncate(path, source.size)
         paths.append(path)
     return paths[0]
-
-
-def _read(source: remote.RangeFile) -> Header:
-    return header.read(io.BufferedReader(source, BLOCK))
 
 
 def _files(ref: str | Path | ModelFile) -> list[tuple[str, str, str]]:

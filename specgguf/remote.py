@@ -13,6 +13,7 @@ import inspect
 import io
 import logging
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,8 @@ from .mirror import Progress
 
 CONNECT_S = 6.0  # how long the first answer of the hub may take
 _TRUE = {"1", "ON", "YES", "TRUE"}
-_unreachable: dict[str, str] = {}  # endpoints that did not answer in this process, and why
+FORGET_S = 60.0  # an endpoint that did not answer is not asked again for so long
+_unreachable: dict[str, tuple[float, str]] = {}  # endpoint -> when it did not answer, and why
 
 
 class HashError(DownloadError):
@@ -165,16 +167,18 @@ class RangeFile(io.RawIOBase):
 def _require_reachable() -> None:
     """One short request: huggingface_hub would retry a dead network for half a minute."""
     base = endpoint()
-    if base not in _unreachable:
+    since, reason = _unreachable.get(base, (0.0, ""))
+    if not reason or time.monotonic() - since > FORGET_S:
         from huggingface_hub import get_session
 
         try:
             get_session().head(base, timeout=CONNECT_S)
             return
         except Exception as error:
-            _unreachable[base] = _reason(error)
+            reason = _reason(error)
+            _unreachable[base] = (time.monotonic(), reason)
     raise DownloadError(
-        f"cannot reach {base}: {_unreachable[base]}",
+        f"cannot reach {base}: {reason}",
         hint="check the network (HF_ENDPOINT, HTTPS_PROXY), or use a local file with -m",
     )
 
@@ -186,6 +190,8 @@ def _plain(error: Exception, repo: str, file: str = "") -> SpecggufError:
     what = f"{repo}/{file}" if file else repo
     chain = list(_causes(error))
     status = next((s for e in chain if (s := _status(e))), 0)
+    if any("Invalid credentials" in str(getattr(e, "server_message", "") or e) for e in chain):
+        return DownloadError("the hub does not accept this HF_TOKEN", hint="make a new token, or unset HF_TOKEN")
     if any(isinstance(e, errors.GatedRepoError) for e in chain) or status == 403:
         return DownloadError(
             f"{repo} is gated: its makers want their terms accepted first",
@@ -196,7 +202,7 @@ def _plain(error: Exception, repo: str, file: str = "") -> SpecggufError:
             f"there is no repository {repo} on {endpoint()}, or it is private",
             hint="check the spelling; for a private one set HF_TOKEN",
         )
-    if any(isinstance(e, errors.RevisionNotFoundError | errors.RemoteEntryNotFoundError) for e in chain):
+    if any(_is_missing(e) for e in chain):
         return ModelNotFound(f"{what} is not on the hub any more", hint="look at what the repository has now")
     if status == 429:
         return DownloadError(
@@ -206,6 +212,14 @@ def _plain(error: Exception, repo: str, file: str = "") -> SpecggufError:
         return DownloadError(f"the disk is full: {what}", hint=f"make room in {cache_folder()}")
     reason = f"the server answered {status}" if status else _reason(error)
     return DownloadError(f"{what} could not be downloaded: {reason}", hint="try again: it resumes where it stopped")
+
+
+def _is_missing(error: BaseException) -> bool:
+    """Whether the hub said that a revision or file does not exist (and not: the cache has none either)."""
+    from huggingface_hub import errors
+
+    local = isinstance(error, errors.LocalEntryNotFoundError)
+    return isinstance(error, errors.RevisionNotFoundError | errors.EntryNotFoundError) and not local
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
