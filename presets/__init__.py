@@ -200,6 +200,15 @@ class Preset:
         from_mapping(SamplingParams, self.sampling, where="sampling")
 
     @property
+    def keywords(self) -> dict[str, Any]:
+        """What this preset says to `specgguf.SpeculativeLlama`."""
+        names = (
+            "n_ctx n_gpu_layers n_batch n_ubatch n_threads flash_attn type_k type_v draft_type_k draft_type_v draft_max"
+        )
+        chosen = {name: getattr(self, name) for name in names.split()}
+        return {k: v for k, v in chosen.items() if v is not None} | {"draft_flash_attn": self.flash_attn}
+
+    @property
     def files(self) -> tuple[ModelFile | str, ...]:
         """Target and draft, as far as there are any."""
         return (self.target,) if self.draft is None else (self.target, self.draft)

@@ -291,6 +291,12 @@ def eog_tokens(vocab: Any) -> frozenset[int]:
     return frozenset(t for t in range(vocab_size(vocab)) if is_eog(vocab, t))
 
 
+def fim_tokens(vocab: Any) -> tuple[int, int, int] | None:
+    """The prefix, suffix and middle marks of fill-in-the-middle; None where the vocabulary lacks one."""
+    marks = tuple(int(getattr(llama_cpp, f"llama_vocab_fim_{name}")(vocab)) for name in ("pre", "suf", "mid"))
+    return None if min(marks) < 0 else (marks[0], marks[1], marks[2])
+
+
 def piece(vocab: Any, token: int, *, special: bool = False) -> bytes:
     """The bytes that a token stands for, of any length; special tokens give b"" unless asked for."""
     size = 32

@@ -67,11 +67,13 @@ Items = Iterable[Piece | Final]
 # --- completions ------------------------------------------------------------------------------------------
 
 
-def completion(head: Head, items: Items, *, echo: str = "", logprobs: LogprobWriter | None = None) -> Json:
-    """The dict of a text completion. `echo` is text to put before it."""
+def completion(
+    head: Head, items: Items, *, echo: str = "", ending: str = "", logprobs: LogprobWriter | None = None
+) -> Json:
+    """The dict of a text completion; `echo` is put before its text and `ending` (the suffix) after it."""
     pieces, final = collect(items)
     choice = {
-        "text": echo + "".join(p.text for p in pieces),
+        "text": echo + "".join(p.text for p in pieces) + ending,
         "index": 0,
         "logprobs": logprobs.all(pieces) if logprobs else None,
         "finish_reason": final.finish_reason,
@@ -80,7 +82,7 @@ def completion(head: Head, items: Items, *, echo: str = "", logprobs: LogprobWri
 
 
 def completion_chunks(
-    head: Head, items: Items, *, echo: str = "", logprobs: LogprobWriter | None = None
+    head: Head, items: Items, *, echo: str = "", ending: str = "", logprobs: LogprobWriter | None = None
 ) -> Iterator[Json]:
     """The chunks of a text completion: one per token, and a last one that says why it ended."""
 
@@ -92,7 +94,7 @@ def completion_chunks(
         yield chunk(echo)
     for item in items:
         if isinstance(item, Final):
-            yield chunk("", reason=item.finish_reason) | item.extras()
+            yield chunk(ending, reason=item.finish_reason) | item.extras()
         elif item.text or not item.eog:
             yield chunk(item.text, logprobs.add(item) if logprobs else None, drafted=item.from_draft)
 

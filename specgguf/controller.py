@@ -21,12 +21,11 @@ GAP_FIRST, GAP_LAST = 24, 768  # plain tokens between two tries while resting
 
 
 class Fixed:
-    """Always drafts `n` tokens; 0 is plain decoding."""
+    """Always drafts `n` tokens; 0 is plain decoding, and `rest_reason` says why."""
 
-    rest_reason = ""
-
-    def __init__(self, n: int) -> None:
+    def __init__(self, n: int, rest_reason: str = "") -> None:
         self.n = n
+        self.rest_reason = rest_reason
 
     def plan(self, room: int) -> Plan:
         return Plan(min(self.n, room))

@@ -12,6 +12,10 @@ from typing import Protocol
 from .rounds import Draft
 from .sampling import Law, Logits, Rng, draw
 
+# Owed tokens ride along with the next pass; more than these are replayed in one of their own, after which the
+# cache is marked again (a checkpoint would otherwise fall further behind with each rejection).
+OWED_RIDING_MAX = 8
+
 
 class Extendable(Protocol):
     """What a drafter needs of `model.Model`."""
@@ -21,11 +25,18 @@ class Extendable(Protocol):
     eog: frozenset[int]
 
     @property
+    def rewinds_freely(self) -> bool:
+        """Whether the cache keeps any prefix that it is asked to, without marks."""
+
+    @property
     def tokens(self) -> Sequence[int]:
         """What the cache holds."""
 
     def extend(self, tokens: Sequence[int], n_rows: int) -> Logits:
         """Decode `tokens` after the cached ones; logits of the last `n_rows`."""
+
+    def mark(self, n_ahead: int) -> None:
+        """Up to `n_ahead` of the tokens decoded next may be dropped again."""
 
     def reuse(self, tokens: Sequence[int]) -> int:
         """Keep the longest prefix that the cache shares with `tokens`; its length."""
@@ -83,7 +94,12 @@ class ModelDrafter:
         self.n_synced = len(committed) - kept
         tokens: list[int] = []
         laws: list[Law] = []
-        logits = model.extend(committed[kept:], 1)[0]
+        owed = committed[kept:]
+        if len(owed) > OWED_RIDING_MAX and not model.rewinds_freely:
+            model.extend(owed[:-1], 0)
+            owed = owed[-1:]
+        model.mark(len(owed) + n_max - 1)
+        logits = model.extend(owed, 1)[0]
         while True:
             q = law(logits, tokens)
             if not go_on(len(tokens), q):

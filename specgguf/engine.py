@@ -7,8 +7,9 @@ yield. It speaks tokens: text, messages and dicts are `api`'s.
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,8 +17,8 @@ from .config import DraftConfig, SamplingParams
 from .controller import Adaptive, Fixed
 from .costs import calibrate
 from .drafter import Drafter, LookupDrafter, ModelDrafter
-from .errors import Busy, Cancelled
-from .generate import Controller, Cutter, generate
+from .errors import Busy, Cancelled, ConfigError
+from .generate import Cutter, generate
 from .model import Model, common_prefix
 from .rounds import Round
 from .sampling import GrammarCursor, Rng, Transform
@@ -71,15 +72,19 @@ class Engine:
         if config.draft == "auto":
             self._controller(config)
 
-    def hold(self, timeout: float | None = None) -> threading.RLock:
-        """The lock, acquired: release it (or leave its `with`) to let other threads in.
+    @contextlib.contextmanager
+    def hold(self, timeout: float | None = None) -> Iterator[None]:
+        """Keep other threads out for a whole generation.
 
         Raises:
             Busy: not free within `timeout` seconds (None waits).
         """
         if not self._lock.acquire(timeout=-1 if timeout is None else timeout):
-            raise Busy("another thread is generating with this engine")
-        return self._lock
+            raise Busy("another thread is generating with this engine", hint="wait for it, or load a second engine")
+        try:
+            yield
+        finally:
+            self._lock.release()
 
     def generate(
         self,
@@ -98,6 +103,7 @@ class Engine:
         draft_params = replace(params, logit_bias={t: b for t, b in params.logit_bias.items() if t < self._draft_vocab})
         if config.temperature is not None:
             draft_params = replace(draft_params, temperature=config.temperature)
+        controller = self._controller(config)
         rounds = generate(
             target,
             self.drafter,
@@ -105,17 +111,17 @@ class Engine:
             transform=transform,
             draft_transform=Transform(draft_params, n_vocab=self._draft_vocab, eog=target.eog),
             rng=Rng(params.seed),
-            controller=self._controller(config),
+            controller=controller,
             cutter=cutter,
             max_tokens=max_tokens,
             verify=choose_rule(config.verify),
             n_logprobs=params.logprobs,
         )
-        return self._owned(rounds, prompt)
+        return self._owned(rounds, prompt, controller)
 
-    def _controller(self, config: DraftConfig) -> Controller:
+    def _controller(self, config: DraftConfig) -> Fixed | Adaptive:
         if self.drafter is None or config.draft == "off":
-            return Fixed(0)
+            return Fixed(0, "drafting is switched off")
         if isinstance(config.draft, int):
             return Fixed(config.draft)
         if self._adaptive is None or self._adaptive.draft_max != config.draft_max:
@@ -124,7 +130,7 @@ class Engine:
         self._adaptive.new_turn()
         return self._adaptive
 
-    def _owned(self, rounds: Iterator[Round], prompt: Sequence[int]) -> Iterator[Round]:
+    def _owned(self, rounds: Iterator[Round], prompt: Sequence[int], controller: Fixed | Adaptive) -> Iterator[Round]:
         """`rounds` under the lock and the ownership rule, with statistics."""
         with self._lock:
             if self._owner is not None:
@@ -147,7 +153,7 @@ class Engine:
                     round = next(rounds, None)
                     if round is None:
                         return
-                    self._count(round)
+                    self._count(round, self.off_reason or controller.rest_reason)
                 yield round
         finally:
             with self._lock:
@@ -155,13 +161,10 @@ class Engine:
                 if self._owner is rounds:
                     self._owner = None
 
-    def _count(self, round: Round) -> None:
-        reason = self.off_reason
-        if self.drafter is not None and self._adaptive is not None and not round.draft_n:
-            reason = self._adaptive.rest_reason
+    def _count(self, round: Round, rest_reason: str) -> None:
         for stats in (self.stats, self.last):
             stats.add(round)
-            stats.rest_reason = reason
+            stats.rest_reason = rest_reason
 
     def cancel(self) -> None:
         """Stop the running generation: it raises Cancelled within a round, or within a chunk of its prefill."""
@@ -171,6 +174,24 @@ class Engine:
 
     def _models(self) -> list[Model]:
         return [m for m in (self.draft_model, self.target) if m is not None]
+
+    def save_state(self) -> dict[str, Any]:
+        """Both caches, with what tells whether another pair may load them."""
+        with self._lock:
+            return {name: model.save() for name, model in self._named_models()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore `save_state`'s; a state of other models is refused and changes nothing."""
+        with self._lock:
+            models = self._named_models()
+            if set(state) != {name for name, _ in models} or not all(m.fits(state[name]) for name, m in models):
+                raise ConfigError("this state was saved by other models or another context length")
+            self.clear()
+            for name, model in models:
+                model.load(state[name])
+
+    def _named_models(self) -> list[tuple[str, Model]]:
+        return [("target", self.target), *([("draft", self.draft_model)] if self.draft_model else [])]
 
     def clear(self) -> None:
         """Empty both caches."""

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-from .drafter import Drafter
+from .drafter import OWED_RIDING_MAX, Drafter
 from .errors import ConfigError, ContextFull
 from .rounds import Draft, Plan, Round, TokenLogprob
 from .sampling import Law, Logits, Rng, Transform, logprob
 from .verifier import Rule, verify_token
-
-OWED_RIDING_MAX = 8  # more owed tokens than this are replayed in a decode of their own before a verification
 
 
 class Target(Protocol):
@@ -26,14 +25,18 @@ class Target(Protocol):
     eog: frozenset[int]
 
     @property
+    def rewinds_freely(self) -> bool:
+        """Whether `rewind` always keeps what it is asked to, without marks."""
+
+    @property
     def tokens(self) -> Sequence[int]:
         """What the cache holds."""
 
     def extend(self, tokens: Sequence[int], n_rows: int) -> Logits:
         """Decode `tokens` after the cached ones; logits of the last `n_rows`."""
 
-    def rewind(self, n: int) -> int:
-        """Keep at most the first `n` tokens."""
+    def mark(self, n_ahead: int, *, pin: bool = False) -> None:
+        """Up to `n_ahead` of the tokens decoded next may be dropped again."""
 
     def reuse(self, tokens: Sequence[int]) -> int:
         """Keep the longest prefix shared with `tokens`; its length."""
@@ -59,9 +62,7 @@ class Cutter(Protocol):
 class _Rows(Sequence[Law]):
     """The target's laws along a draft, each made when first asked for."""
 
-    def __init__(
-        self, logits: Logits, draft: Draft, law: Callable[[Logits, Sequence[int]], Law], n: int
-    ) -> None:
+    def __init__(self, logits: Logits, draft: Draft, law: Callable[[Logits, Sequence[int]], Law], n: int) -> None:
         self._logits, self._draft, self._law, self._n = logits, draft, law, n
         self._made: dict[int, Law] = {}
 
@@ -72,6 +73,107 @@ class _Rows(Sequence[Law]):
         if i not in self._made:
             self._made[i] = self._law(self._logits[i], self._draft.tokens[:i])
         return self._made[i]
+
+
+@dataclass
+class _Run:
+    """One generation: its parts and the tokens committed so far."""
+
+    target: Target
+    drafter: Drafter | None
+    committed: list[int]
+    n_prompt: int
+    end: int  # the most tokens that may be committed, the prompt's included
+    transform: Transform
+    draft_transform: Transform
+    rng: Rng
+    cutter: Cutter
+    verify: Rule
+    n_logprobs: int | None
+    clock: Callable[[], float]
+
+    @property
+    def room(self) -> int:
+        """How many tokens may be drafted: the bonus token needs a place too."""
+        return max(self.end - len(self.committed) - 1, 0)
+
+    def p(self, logits: Logits, tail: Sequence[int]) -> Law:
+        return self.transform.law(logits, [*self.committed[self.n_prompt :], *tail])
+
+    def q(self, logits: Logits, tail: Sequence[int]) -> Law:
+        return self.draft_transform.law(logits, [*self.committed[self.n_prompt :], *tail])
+
+    def round(self, plan: Plan) -> Round:
+        """Draft, verify, commit, rewind."""
+        lap = _laps(self.clock)
+        n_context = len(self.committed)
+        draft = self._draft(plan)
+        draft_s = lap()
+        n_prefilled, owed = self._replay(draft)
+        if len(draft):
+            self.target.mark(len(owed) + len(draft) - 1)
+        prefill_s = lap()
+        logits = self.target.extend([*owed, *draft.tokens], len(draft) + 1)
+        verify_s = lap()
+
+        ended = bool(draft.tokens) and draft.tokens[-1] in self.target.eog
+        verdict = self.verify(draft, _Rows(logits, draft, self.p, len(draft) + (not ended)), self.rng)
+        tokens = draft.tokens[: verdict.n_accepted]
+        if verdict.next_token is not None:
+            tokens = (*tokens, verdict.next_token)
+        n_kept, reason = self.cutter.cut(tokens)
+        tokens = tokens[:n_kept]
+        logprobs = _logprobs(logits, tokens, self.n_logprobs)
+        self.committed.extend(tokens)
+        self.settle()
+
+        if n_context == self.n_prompt and not len(draft):  # this pass read the prompt
+            n_prefilled, prefill_s, verify_s = n_prefilled + len(owed), prefill_s + verify_s, 0.0
+        return Round(
+            tokens=tokens,
+            n_from_draft=min(verdict.n_accepted, n_kept),
+            draft_n=len(draft),
+            draft_n_accepted=verdict.n_accepted,
+            finish_reason=reason or ("length" if len(self.committed) >= self.end else None),
+            survival=verdict.survival,
+            logprobs=logprobs,
+            source=draft.source,
+            n_owed=len(owed),
+            n_prefilled=n_prefilled,
+            n_synced=self.drafter.n_synced if self.drafter is not None and plan.n_max else 0,
+            n_context=n_context,
+            prefill_s=prefill_s,
+            draft_s=draft_s,
+            verify_s=verify_s,
+            host_s=lap(),
+        )
+
+    def _draft(self, plan: Plan) -> Draft:
+        if self.drafter is None or plan.n_max <= 0:
+            return Draft()
+        return self.drafter.propose(self.committed, plan.n_max, self.q, self.rng, plan.go_on)
+
+    def _replay(self, draft: Draft) -> tuple[int, list[int]]:
+        """Decode what the target owes in a pass of its own where it is too much to ride along with a draft, or
+        where the end of the prompt must be marked for the next turn.
+
+        Returns:
+            How many tokens were decoded, and those that are still owed (at least one).
+        """
+        owed = self.committed[len(self.target.tokens) :]
+        pin = len(self.committed) == self.n_prompt and not self.target.rewinds_freely
+        if len(owed) <= (1 if pin else OWED_RIDING_MAX) or not (len(draft) or pin):
+            return 0, owed
+        self.target.extend(owed[:-1], 0)
+        if pin:
+            self.target.mark(0, pin=True)
+        return len(owed) - 1, owed[-1:]
+
+    def settle(self) -> None:
+        """Both caches hold a prefix of committed[:-1]: what the next round builds on."""
+        self.target.reuse(self.committed[:-1])
+        if self.drafter is not None:
+            self.drafter.sync(self.committed)
 
 
 def generate(
@@ -102,85 +204,56 @@ def generate(
         ContextFull: the prompt leaves no room for a token.
         Cancelled, BackendError: from the models; what was yielded stands.
     """
-    if not prompt:
-        raise ConfigError("the prompt is empty", hint="give at least one token")
-    if len(prompt) >= target.n_ctx:
-        raise ContextFull(
-            f"the prompt has {len(prompt)} tokens and the context holds {target.n_ctx}",
-            hint="a larger n_ctx (--n-ctx), or a shorter prompt",
-        )
-    committed = list(prompt)
-    n_prompt, end = len(prompt), min(len(prompt) + max_tokens, target.n_ctx)
-    q_transform = draft_transform or transform
-
-    def draft_law(logits: Logits, tail: Sequence[int]) -> Law:
-        return q_transform.law(logits, [*committed[n_prompt:], *tail])
-
-    def target_law(logits: Logits, tail: Sequence[int]) -> Law:
-        return transform.law(logits, [*committed[n_prompt:], *tail])
-
-    target.reuse(committed[:-1])
+    check_prompt(prompt, target.n_ctx)
+    end = min(len(prompt) + max_tokens, target.n_ctx)
+    run = _Run(
+        target=target,
+        drafter=drafter,
+        committed=list(prompt),
+        n_prompt=len(prompt),
+        end=end,
+        transform=transform,
+        draft_transform=draft_transform or transform,
+        rng=rng,
+        cutter=cutter,
+        verify=verify,
+        n_logprobs=n_logprobs,
+        clock=clock,
+    )
     try:
+        run.settle()
         while True:
-            started = clock()
-            plan = controller.plan(max(end - len(committed) - 1, 0))
-            draft = Draft()
-            if plan.n_max > 0 and drafter is not None:
-                draft = drafter.propose(committed, plan.n_max, draft_law, rng, plan.go_on)
-            drafted = clock()
-            owed = committed[len(target.tokens) :]
-            n_prefilled = 0
-            if len(draft) and len(owed) > OWED_RIDING_MAX:
-                n_prefilled = len(owed) - 1
-                target.extend(owed[:-1], 0)
-                owed = owed[-1:]
-            prefilled = clock()
-            logits = target.extend([*owed, *draft.tokens], len(draft) + 1)
-            verified = clock()
-
-            n_rows = len(draft) + (not draft.tokens or draft.tokens[-1] not in target.eog)
-            verdict = verify(draft, _Rows(logits, draft, target_law, n_rows), rng)
-            tokens = draft.tokens[: verdict.n_accepted]
-            if verdict.next_token is not None:
-                tokens = (*tokens, verdict.next_token)
-            n_kept, reason = cutter.cut(tokens)
-            tokens = tokens[:n_kept]
-            logprobs = _logprobs(logits, tokens, n_logprobs)
-            n_context = len(committed)
-            committed.extend(tokens)
-            if reason is None and len(committed) >= end:
-                reason = "length"
-            target.rewind(len(committed) - 1)
-            if drafter is not None:
-                drafter.sync(committed)
-
-            reads_prompt = n_context == n_prompt and not len(draft)
-            round = Round(
-                tokens=tokens,
-                n_from_draft=min(verdict.n_accepted, n_kept),
-                draft_n=len(draft),
-                draft_n_accepted=verdict.n_accepted,
-                finish_reason=reason,
-                survival=verdict.survival,
-                logprobs=logprobs,
-                source=draft.source,
-                n_owed=len(owed),
-                n_prefilled=len(owed) if reads_prompt else n_prefilled,
-                n_synced=drafter.n_synced if len(draft) and drafter is not None else 0,
-                n_context=n_context,
-                prefill_s=(verified if reads_prompt else prefilled) - drafted,
-                draft_s=drafted - started,
-                verify_s=0.0 if reads_prompt else verified - prefilled,
-                host_s=clock() - verified,
-            )
+            round = run.round(controller.plan(run.room))
             controller.observe(round)
             yield round
-            if reason is not None:
+            if round.finish_reason is not None:
                 return
     finally:
-        target.reuse(committed)
-        if drafter is not None:
-            drafter.sync(committed)
+        run.settle()
+
+
+def check_prompt(prompt: Sequence[int], n_ctx: int) -> None:
+    """Raise ConfigError for an empty prompt, ContextFull for one that leaves no room for a token."""
+    if not prompt:
+        raise ConfigError("the prompt is empty", hint="give at least one token")
+    if len(prompt) >= n_ctx:
+        raise ContextFull(
+            f"the prompt has {len(prompt)} tokens and the context holds {n_ctx}",
+            hint="a larger n_ctx (--n-ctx), or a shorter prompt",
+        )
+
+
+def _laps(clock: Callable[[], float]) -> Callable[[], float]:
+    """A function that returns the seconds since it was last called."""
+    last = clock()
+
+    def lap() -> float:
+        nonlocal last
+        now = clock()
+        seconds, last = now - last, now
+        return seconds
+
+    return lap
 
 
 def _logprobs(logits: Logits, tokens: Sequence[int], n_top: int | None) -> tuple[TokenLogprob, ...]:

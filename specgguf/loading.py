@@ -88,7 +88,7 @@ def open_pair(
                 draft_weights = Weights(draft_model_path, load_keys)
                 vocab.require_compatible(weights.vocab, draft_weights.vocab, (model_path, draft_model_path))
         pad_to = 2 if strict else 1
-        target = _model(weights, target_keys, pad_to)
+        target = _model(weights, target_keys, pad_to, n_rs_seq=config.draft_max if draft_model_path else 0)
         if draft_weights is not None:
             draft = _model(draft_weights, {"n_ctx": target.n_ctx, **draft_keys}, pad_to)
         engine = Engine(target, draft or draft_model_path, config, trace=trace)
@@ -150,12 +150,13 @@ def _load_keys(keys: Mapping[str, Any], notices: list[str], name: str) -> dict[s
     return keys
 
 
-def _model(weights: Weights, keys: Mapping[str, Any], pad_to: int) -> Model:
+def _model(weights: Weights, keys: Mapping[str, Any], pad_to: int, n_rs_seq: int = 0) -> Model:
     try:
         return Model(
             weights,
             n_rows_max=DRAFT_MAX_LIMIT + 1,
             pad_to=pad_to,
+            n_rs_seq=n_rs_seq,
             **{key: keys[key] for key in CONTEXT_KEYS if key in keys and keys[key] is not None},
         )
     except SpecggufError as error:

@@ -95,6 +95,8 @@ class Model:
         weights: the loaded file.
         n_ctx, n_batch, n_ubatch: as in `llama_cpp.Llama`; n_ctx 0 takes the model's own length.
         n_rows_max: the most rows that one `extend` may ask for.
+        n_rs_seq: ask for native rollback of so many tokens, where the architecture has it. Not for a draft model:
+            it decodes single tokens, which that rollback cannot reach back over.
         pad_to: 2 decodes a single token beside a dummy, dropped at once.
         flash_attn: None lets llama.cpp decide.
     """
@@ -107,6 +109,7 @@ class Model:
         n_batch: int = 512,
         n_ubatch: int = 512,
         n_rows_max: int = 8,
+        n_rs_seq: int = 0,
         pad_to: int = 1,
         flash_attn: bool | None = None,
     ) -> None:
@@ -120,6 +123,7 @@ class Model:
             "n_batch": n_batch,
             "n_ubatch": max(min(n_ubatch, n_batch), n_rows_max, 2),
             "n_outputs_max": max(n_rows_max, 2),
+            "n_rs_seq": n_rs_seq,
             "flash_attn_type": -1 if flash_attn is None else int(flash_attn),
         }.items():
             backend.set_field(params, name, value)
@@ -183,7 +187,7 @@ class Model:
         n = len(tokens)
         padding = list(tokens[-1:]) if n < self.pad_to else []
         n_out = max(n_rows, self.pad_to) if n_rows else 0
-        self.way.before(len(self.tokens), n, n_rows)
+        self.way.before(len(self.tokens), n)
         self._batch.fill([*tokens, *padding], len(self.tokens), n_out)
         self._dirty = True
         started = perf_counter()
@@ -204,6 +208,17 @@ class Model:
         if code == backend.DECODE_NO_SLOT:
             raise BackendError(f"llama.cpp found no room for {n} tokens in the cache")
         raise BackendError(f"llama.cpp failed to decode (code {code}): {backend.last_log_error()}")
+
+    def mark(self, n_ahead: int, *, pin: bool = False) -> None:
+        """Up to `n_ahead` of the tokens decoded next may be dropped again; `pin` keeps this place beside the
+        latest one. Costs nothing where the cache rewinds freely (`rewinds_freely`)."""
+        self._resync()
+        self.way.mark(len(self.tokens), n_ahead, pin=pin)
+
+    @property
+    def rewinds_freely(self) -> bool:
+        """Whether `rewind` always keeps what it is asked to, without marks."""
+        return self.way.name == "plain"
 
     def rewind(self, n: int) -> int:
         """Keep at most the first `n` tokens; how many are kept (a checkpoint may hold fewer)."""
@@ -244,6 +259,34 @@ class Model:
         self.tokens.clear()
         self._dirty = False
 
+    def save(self) -> dict[str, Any]:
+        """The cache, for `load` by a model of the same file and context length."""
+        self._resync()
+        return {"model": self._identity, "tokens": list(self.tokens), "data": backend.get_state(self._ctx)}
+
+    def fits(self, saved: Mapping[str, Any]) -> bool:
+        """Whether `saved` was written by such a model."""
+        return saved.get("model") == self._identity and len(saved.get("tokens", ())) <= self.n_ctx
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Restore `save`'s.
+
+        Raises:
+            BackendError: llama.cpp refused it; the cache is empty.
+        """
+        self.clear()
+        if not backend.set_state(self._ctx, saved["data"]):
+            self.clear()
+            raise BackendError("llama.cpp refused the saved state")
+        self.tokens[:] = saved["tokens"]
+        self._check()
+
+    @property
+    def _identity(self) -> dict[str, Any]:
+        """What two files must share for a cache of one to mean the same in the other."""
+        description = {k: v for k, v in self.weights.metadata.items() if not k.startswith("tokenizer.")}
+        return {"metadata": description, "n_vocab": self.n_vocab, "bytes": os.path.getsize(self.weights.path)}
+
     def close(self) -> None:
         """Free the context; the weights stay loaded."""
         if self._ctx is not None:
@@ -255,10 +298,7 @@ class Model:
         """After a native call that did not come back whole: believe the cache, or clear it."""
         if not self._dirty:
             return
-        held = min(backend.pos_max(self._ctx) + 1, len(self.tokens))
-        if self.way.name != "plain" or not backend.seq_rm(self._ctx, held):
-            self.clear()
-        del self.tokens[held:]
+        del self.tokens[self.way.recover(len(self.tokens)) :]
         self._dirty = False
 
     def _check(self) -> None:

@@ -1,0 +1,470 @@
+"""`SpeculativeLlama`: the public face. Text and messages in, llama-cpp-python's dicts out.
+
+A stand-in for `llama_cpp.Llama` with a draft beside it. What it adds: `timings`, `from_draft`, `generate`,
+`stats`, `cancel`. What it does not support is refused by name. The work is done elsewhere: tokens by `engine`,
+text by `text`, dicts by `completion`.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+import uuid
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+from . import backend, completion
+from .completion import Final, Head
+from .config import DraftConfig, SamplingParams, parse_draft
+from .conversation import ChatTemplate, NamedTemplate
+from .errors import ConfigError, Unsupported
+from .generate import check_prompt
+from .grammar import GrammarCursor, GrammarState
+from .loading import open_pair
+from .logprobs import LogprobWriter
+from .requests import completion_params, draft_config, tool_request
+from .rounds import Round
+from .stats import Stats
+from .text import Piece, TextCutter
+
+Json = dict[str, Any]
+Items = Iterator[Piece | Final]
+
+
+class SpeculativeLlama:
+    """A target model whose tokens a draft model may write, with the target's own distribution.
+
+    Args:
+        model_path: the target's GGUF file.
+        draft_model_path: the draft's GGUF file, "lookup" (n-grams of the text itself), or None: plain decoding.
+        n_ctx: context length in tokens of both; 0 takes the model's own.
+        n_gpu_layers: None offloads all layers where the build can; an explicit number that it cannot serve is
+            a warning in `notices`.
+        draft: "auto" (0..draft_max tokens, whatever is fastest), an int (always that many), or "off".
+        draft_max: the most tokens drafted in one round, 1..16.
+        verify: "auto", "token" or "block": the acceptance rule.
+        strict: rows of every batch width bit-identical on CPU with F32, F16, Q8_0, Q4_0, Q4_1 weights: greedy
+            text equals plain decoding token for token, at the price of slower plain steps.
+        seed: makes calls without a seed of their own repeatable; 0 is a seed, None draws one.
+        draft_temperature: the draft's own temperature (any is exact); None takes the target's.
+        chat_format: one of llama-cpp-python's formats instead of the file's own template.
+        trace: called with a record per decision of the adaptive controller.
+        keywords: any of `llama_cpp.Llama` for the target; the same with `draft_` for the draft.
+
+    Attributes:
+        notices: one-line remarks made while loading.
+        draft, draft_max: defaults of the next calls; may be set.
+
+    Raises:
+        ConfigError, Unsupported: a keyword. ModelNotFound, BackendError: a file. VocabMismatch: the pair.
+    """
+
+    def __init__(
+        self,
+        model_path: str,
+        draft_model_path: str | None = None,
+        *,
+        n_ctx: int = 4096,
+        n_gpu_layers: int | None = None,
+        draft: int | str = "auto",
+        draft_max: int = 5,
+        verify: str = "auto",
+        strict: bool = False,
+        seed: int | None = None,
+        draft_temperature: float | None = None,
+        chat_format: str | None = None,
+        trace: Callable[[Json], None] | None = None,
+        **keywords: Any,
+    ) -> None:
+        config = DraftConfig(draft, draft_max, verify, draft_temperature)
+        keywords |= {"n_ctx": n_ctx, "n_gpu_layers": n_gpu_layers}
+        self._pair = open_pair(model_path, draft_model_path, config, strict=strict, keywords=keywords, trace=trace)
+        self._finalizer = weakref.finalize(self, self._pair.close)  # also at exit, before modules are torn down
+        self._engine = self._pair.engine
+        self._config = config
+        self._seeds = None if seed is None else random.Random(seed)
+        self.model_path = model_path
+        self.draft_model_path = draft_model_path
+        self.notices = self._pair.notices
+        self._vocab = self._pair.weights.vocab
+        self._chat_format = chat_format
+        self._template_made: ChatTemplate | None = None
+
+    @classmethod
+    def from_preset(cls, name: str, *, offline: bool | None = None, **keywords: Any) -> SpeculativeLlama:
+        """Load a preset's pair, downloaded if need be; `keywords` override its settings."""
+        from . import hub, presets
+
+        preset = presets.load(name)
+        paths = [str(hub.resolve(file, offline=offline)) for file in preset.files]
+        return cls(paths[0], paths[1] if len(paths) > 1 else None, **(preset.keywords | keywords))
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        repo_id: str,
+        filename: str | None = None,
+        *,
+        draft_repo_id: str | None = None,
+        draft_filename: str | None = None,
+        offline: bool | None = None,
+        **keywords: Any,
+    ) -> SpeculativeLlama:
+        """Load files of Hugging Face repositories: `filename` is a file's name or a quantisation ("Q4_K_M")."""
+        from . import hub
+
+        def path(repo: str, file: str | None) -> str:
+            return str(hub.resolve(f"{repo}:{file.strip('*')}" if file else repo, offline=offline))
+
+        target = path(repo_id, filename)
+        return cls(target, path(draft_repo_id, draft_filename) if draft_repo_id else None, **keywords)
+
+    # --- what it is ---------------------------------------------------------------------------------------
+
+    @property
+    def draft(self) -> int | str:
+        """ "auto", "off", or the number of tokens always drafted."""
+        return self._config.draft
+
+    @draft.setter
+    def draft(self, value: int | str) -> None:
+        self._config = replace(self._config, draft=parse_draft(value))
+
+    @property
+    def draft_max(self) -> int:
+        """The most tokens drafted in one round."""
+        return self._config.draft_max
+
+    @draft_max.setter
+    def draft_max(self, value: int) -> None:
+        self._config = replace(self._config, draft_max=value)
+
+    @property
+    def stats(self) -> Stats:
+        """Sums over all generations."""
+        return self._engine.stats
+
+    @property
+    def last(self) -> Stats:
+        """Sums over the latest generation."""
+        return self._engine.last
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """The target file's metadata."""
+        return self._pair.weights.metadata
+
+    @property
+    def rewinding(self) -> dict[str, str]:
+        """How each context drops rejected tokens: plain, native, checkpoint or none; see `rewind`."""
+        draft = self._engine.draft_model
+        return {"target": self._engine.target.way.name} | ({"draft": draft.way.name} if draft else {})
+
+    def n_ctx(self) -> int:
+        """The context's length in tokens."""
+        return self._engine.target.n_ctx
+
+    def n_vocab(self) -> int:
+        """The target's vocabulary size."""
+        return self._engine.target.n_vocab
+
+    def token_bos(self) -> int:
+        """The beginning-of-text id; -1 where there is none."""
+        return int(self._pair.weights.llama.token_bos())
+
+    def token_eos(self) -> int:
+        """The end-of-text id."""
+        return int(self._pair.weights.llama.token_eos())
+
+    def token_nl(self) -> int:
+        """The id of a newline."""
+        return int(self._pair.weights.llama.token_nl())
+
+    # --- text and tokens ----------------------------------------------------------------------------------
+
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
+        """Token ids of `text`; `special` reads special tokens' texts as those tokens."""
+        return list(self._pair.weights.llama.tokenize(text, add_bos, special))
+
+    def detokenize(self, tokens: Iterable[int], prev_tokens: object = None, special: bool = False) -> bytes:
+        """The bytes of `tokens`, whole however long a token's text is."""
+        tokens = list(tokens)
+        if any(not 0 <= t < self.n_vocab() for t in tokens):
+            raise ConfigError(f"token ids of this model are 0 to {self.n_vocab() - 1}")
+        data = b"".join(self._piece(t) if not special else backend.piece(self._vocab, t, special=True) for t in tokens)
+        starts_text = bool(tokens) and tokens[0] == self.token_bos() and data.startswith(b" ")
+        return data[1:] if starts_text else data
+
+    def _piece(self, token: int) -> bytes:
+        return backend.piece(self._vocab, token)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        enable_thinking: bool | None = None,
+    ) -> list[int]:
+        """The prompt's token ids of a conversation, by the model's own template, with exactly one BOS."""
+        prompt = self._template.render(messages, tools=tools, enable_thinking=enable_thinking)
+        return self.tokenize(prompt.encode(), add_bos=not self._template.has_bos(prompt), special=True)
+
+    @property
+    def _template(self) -> ChatTemplate:
+        if self._template_made is None:
+            llama = self._pair.weights.llama
+            texts = {
+                name: backend.piece(self._vocab, token, special=True).decode("utf-8", "replace") if token >= 0 else ""
+                for name, token in (("bos", llama.token_bos()), ("eos", llama.token_eos()))
+            }
+            if self._chat_format is not None:
+                self._template_made = NamedTemplate(self._chat_format, **texts)
+            else:
+                self._template_made = ChatTemplate(self.metadata, **texts)
+        return self._template_made
+
+    # --- generating ---------------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        tokens: Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        draft: int | str | None = None,
+        draft_max: int | None = None,
+    ) -> Iterator[Round]:
+        """Rounds of tokens after a prompt of token ids: the engine itself, without text or dicts.
+
+        Raises:
+            ConfigError, ContextFull: at once, before anything is decoded.
+            Cancelled, Busy, BackendError: while iterating.
+        """
+        params = params or SamplingParams()
+        rounds, _ = self._rounds(tokens, params, draft_config(self._config, draft, draft_max))
+        return rounds
+
+    def _rounds(
+        self, prompt: Sequence[int], params: SamplingParams, config: DraftConfig
+    ) -> tuple[Iterator[Round], TextCutter]:
+        n_ctx = self.n_ctx()
+        check_prompt(prompt, n_ctx)
+        if any(not 0 <= t < self.n_vocab() for t in prompt):
+            raise ConfigError(f"the prompt holds an id that this model lacks; its ids are 0 to {self.n_vocab() - 1}")
+        if params.seed is None and self._seeds is not None:
+            params = replace(params, seed=self._seeds.getrandbits(63))
+        room = n_ctx - len(prompt)
+        max_tokens = room if params.max_tokens is None or params.max_tokens <= 0 else min(params.max_tokens, room)
+        grammar = None
+        if params.grammar is not None:
+            grammar = GrammarCursor(GrammarState.parse(self._vocab, params.grammar))
+        cutter = TextCutter(self._piece, eog=self._engine.target.eog, stop=params.stop, max_tokens=max_tokens)
+        rounds = self._engine.generate(
+            prompt, params, config=config, cutter=cutter, grammar=grammar, max_tokens=max_tokens
+        )
+        return rounds, cutter
+
+    def _items(self, prompt: Sequence[int], params: SamplingParams, config: DraftConfig) -> Items:
+        """Checked now, run when iterated: a piece per token, then how it ended."""
+        rounds, cutter = self._rounds(prompt, params, config)
+
+        def items() -> Items:
+            reason = None
+            try:
+                for round in rounds:
+                    yield from cutter.take(round.n_from_draft, round.logprobs)
+                    reason = round.finish_reason
+            finally:
+                rounds.close()  # type: ignore[attr-defined]
+            yield Final(reason or "length", len(prompt), cutter.n_tokens, self.last.timings())
+
+        return items()
+
+    def create_completion(
+        self,
+        prompt: str | Sequence[int],
+        suffix: str | None = None,
+        max_tokens: int | None = 16,
+        temperature: float = 0.8,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        logprobs: int | None = None,
+        echo: bool = False,
+        stop: str | Sequence[str] | None = None,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        repeat_penalty: float = 1.0,
+        top_k: int = 40,
+        stream: bool = False,
+        seed: int | None = None,
+        tfs_z: float = 1.0,
+        mirostat_mode: int = 0,
+        mirostat_tau: float = 5.0,
+        mirostat_eta: float = 0.1,
+        model: str | None = None,
+        stopping_criteria: object = None,
+        logits_processor: object = None,
+        grammar: Any = None,
+        logit_bias: Mapping[int, float] | None = None,
+        *,
+        min_tokens: int = 0,
+        ignore_eos: bool = False,
+        draft: int | str | None = None,
+        draft_max: int | None = None,
+        timeout: float | None = None,
+    ) -> Json | Iterator[Json]:
+        """Complete a text, as `llama_cpp.Llama.create_completion`; the dicts also carry `timings`, and each chunk
+        `from_draft`.
+
+        Args:
+            draft, draft_max: for this call, see `SpeculativeLlama`.
+            timeout: seconds to wait for another thread's call; 0 does not wait (Busy).
+
+        Raises:
+            ConfigError, Unsupported, ContextFull: at once. Cancelled, Busy, BackendError: while generating.
+        """
+        params, config = completion_params(self._config, locals())
+        if echo and logprobs is not None:
+            raise Unsupported("echo with logprobs is not supported", hint="ask for one of the two")
+        tokens = self._prompt_tokens(prompt, suffix)
+        text = prompt if isinstance(prompt, str) else self.detokenize(prompt).decode("utf-8", "ignore")
+        items = self._items(tokens, params, config)
+        head = Head(f"cmpl-{uuid.uuid4()}", int(time.time()), model or self.model_path)
+        writer = LogprobWriter(self._piece, len(text)) if logprobs is not None else None
+        echoed, ending = (text if echo else ""), suffix or ""
+        if stream:
+            return completion.completion_chunks(head, items, echo=echoed, ending=ending, logprobs=writer)
+        with self._engine.hold(timeout):
+            return completion.completion(head, items, echo=echoed, ending=ending, logprobs=writer)
+
+    def __call__(self, prompt: str | Sequence[int], *args: Any, **keywords: Any) -> Json | Iterator[Json]:
+        """`create_completion`."""
+        return self.create_completion(prompt, *args, **keywords)
+
+    def create_chat_completion(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        functions: object = None,
+        function_call: object = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: Any = None,
+        temperature: float = 0.2,
+        top_p: float = 0.95,
+        top_k: int = 40,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        stream: bool = False,
+        stop: str | Sequence[str] | None = None,
+        seed: int | None = None,
+        response_format: Any = None,
+        max_tokens: int | None = None,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        repeat_penalty: float = 1.0,
+        tfs_z: float = 1.0,
+        mirostat_mode: int = 0,
+        mirostat_tau: float = 5.0,
+        mirostat_eta: float = 0.1,
+        model: str | None = None,
+        logits_processor: object = None,
+        grammar: Any = None,
+        logit_bias: Mapping[int, float] | None = None,
+        logprobs: bool | None = None,
+        top_logprobs: int | None = None,
+        *,
+        min_tokens: int = 0,
+        ignore_eos: bool = False,
+        enable_thinking: bool | None = None,
+        draft: int | str | None = None,
+        draft_max: int | None = None,
+        timeout: float | None = None,
+    ) -> Json | Iterator[Json]:
+        """Answer a conversation, as `llama_cpp.Llama.create_chat_completion`; see `create_completion`.
+
+        Args:
+            enable_thinking: passed to the template; None leaves the choice to it.
+        """
+        request = tool_request(tools, tool_choice, response_format, functions, function_call)
+        if grammar is None:
+            grammar = request.grammar
+        wanted = (top_logprobs or 0) if logprobs else None
+        params, config = completion_params(self._config, {**locals(), "logprobs": wanted})
+        params = replace(params, stop=(*params.stop, *self._template.stop))
+        tokens = self.render(messages, tools=request.tools, enable_thinking=enable_thinking)
+        items = self._items(tokens, params, config)
+        head = Head(f"cmpl-{uuid.uuid4()}", int(time.time()), model or self.model_path)
+        writer = LogprobWriter(self._piece) if logprobs else None
+        how: Json = {"logprobs": writer, "parse_tools": bool(request.tools), "forced_tool": request.forced}
+        if stream:
+            return completion.chat_chunks(head, items, **how)
+        with self._engine.hold(timeout):
+            return completion.chat(head, items, **how)
+
+    def create_chat_completion_openai_v1(self, *args: Any, **keywords: Any) -> Any:
+        """`create_chat_completion`, as the `openai` package's objects."""
+        try:
+            from openai.types.chat import ChatCompletion, ChatCompletionChunk
+        except ImportError as error:
+            raise Unsupported("the openai package is not installed", hint="pip install openai") from error
+        result = self.create_chat_completion(*args, **keywords)
+        if isinstance(result, dict):
+            return ChatCompletion(**result)
+        return (ChatCompletionChunk(**chunk) for chunk in result)
+
+    def _prompt_tokens(self, prompt: str | Sequence[int], suffix: str | None) -> list[int]:
+        if suffix is not None:
+            return self._infill_tokens(prompt, suffix)
+        if not isinstance(prompt, str):
+            return list(prompt)
+        return self.tokenize(prompt.encode("utf-8", "surrogatepass"), special=True)
+
+    def _infill_tokens(self, prompt: str | Sequence[int], suffix: str) -> list[int]:
+        """Prefix, suffix, middle: the file's own fill-in-the-middle tokens around the two texts."""
+        marks = backend.fim_tokens(self._vocab)
+        if marks is None:
+            raise Unsupported("this model has no fill-in-the-middle tokens, so suffix cannot be used")
+        prefix = self.tokenize(prompt.encode(), add_bos=False) if isinstance(prompt, str) else list(prompt)
+        return [marks[0], *prefix, marks[1], *self.tokenize(suffix.encode(), add_bos=False), marks[2]]
+
+    # --- control ------------------------------------------------------------------------------------------
+
+    def cancel(self) -> None:
+        """Stop the running generation, from any thread or a signal handler: it raises Cancelled within a round,
+        or soon while it reads the prompt. Both caches stay valid."""
+        self._engine.cancel()
+
+    def reset(self) -> None:
+        """Forget what the caches hold."""
+        self._engine.clear()
+
+    def set_seed(self, seed: int) -> None:
+        """Make the calls from here on, without a seed of their own, repeatable."""
+        self._seeds = random.Random(seed)
+
+    def save_state(self) -> Json:
+        """Both models' caches, for `load_state` of the same pair."""
+        return self._engine.save_state()
+
+    def load_state(self, state: Json) -> None:
+        """Restore what `save_state` returned.
+
+        Raises:
+            ConfigError: the state is of other models.
+            BackendError: llama.cpp refused it; the caches are empty then.
+        """
+        self._engine.load_state(state)
+
+    def close(self) -> None:
+        """Free both models. Safe to call twice."""
+        self._finalizer()
+
+    def __enter__(self) -> SpeculativeLlama:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,122 @@
+"""llama-cpp-python's call arguments become our settings; what cannot be served is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from .completion import response_grammar
+from .config import DraftConfig, SamplingParams, parse_draft
+from .errors import ConfigError, Unsupported
+from .grammar import grammar_text, json_grammar
+
+# Arguments of llama-cpp-python that change the law in ways that cannot be exact here, and their neutral values.
+NEUTRAL: dict[str, tuple[Any, str]] = {
+    "mirostat_mode": (0, "its law depends on the surprise of tokens already drawn"),
+    "tfs_z": (1.0, "tail-free sampling is gone from llama.cpp too"),
+    "logits_processor": (None, "it would have to run on both models inside a block; use logit_bias or grammar"),
+    "stopping_criteria": (None, "use stop or max_tokens"),
+    "functions": (None, "use tools"),
+    "function_call": (None, "use tool_choice"),
+}
+SAMPLING = (
+    "temperature top_p min_p typical_p top_k frequency_penalty presence_penalty repeat_penalty max_tokens seed "
+    "min_tokens ignore_eos logprobs"
+).split()
+
+
+def completion_params(config: DraftConfig, arguments: Mapping[str, Any]) -> tuple[SamplingParams, DraftConfig]:
+    """The sampling and drafting settings of one call.
+
+    Args:
+        config: the engine's defaults.
+        arguments: the call's, by llama-cpp-python's names.
+
+    Raises:
+        ConfigError, Unsupported: see the message.
+    """
+    for name, (neutral, why) in NEUTRAL.items():
+        if arguments.get(name, neutral) not in (neutral, None):
+            raise Unsupported(f"{name} is not supported: {why}")
+    stop = arguments.get("stop") or ()
+    if isinstance(stop, str):
+        stop = (stop,)
+    if not isinstance(stop, Sequence) or not all(isinstance(s, str) for s in stop):
+        raise ConfigError(f"stop must be a text or a list of texts, not {stop!r:.60}")
+    grammar = arguments.get("grammar")
+    params = SamplingParams(
+        **{name: arguments[name] for name in SAMPLING},
+        stop=tuple(stop),
+        logit_bias=_logit_bias(arguments.get("logit_bias")),
+        grammar=None if grammar is None else grammar_text(grammar),
+    )
+    return params, draft_config(config, arguments.get("draft"), arguments.get("draft_max"))
+
+
+def draft_config(config: DraftConfig, draft: int | str | None, draft_max: int | None) -> DraftConfig:
+    """`config` with a call's own draft length and maximum."""
+    if draft_max is not None:
+        config = replace(config, draft_max=draft_max)
+    return config if draft is None else replace(config, draft=parse_draft(draft))
+
+
+def _logit_bias(bias: object) -> dict[int, float]:
+    if bias is None:
+        return {}
+    if not isinstance(bias, Mapping):
+        raise ConfigError(f"logit_bias must map token ids to numbers, not {bias!r:.60}")
+    try:
+        return {int(token): float(value) for token, value in bias.items()}
+    except (TypeError, ValueError) as error:
+        raise ConfigError("logit_bias must map token ids to numbers") from error
+
+
+@dataclass(frozen=True)
+class ToolRequest:
+    """What a chat call asks of tools and of the answer's form.
+
+    Attributes:
+        tools: for the template; None when no tool may be called.
+        forced: the one function that must be called, "" otherwise.
+        grammar: restricts the answer; None does not.
+    """
+
+    tools: list[Mapping[str, Any]] | None = None
+    forced: str = ""
+    grammar: str | None = None
+
+
+def tool_request(
+    tools: Sequence[Mapping[str, Any]] | None,
+    tool_choice: Any,
+    response_format: Any,
+    functions: object = None,
+    function_call: object = None,
+) -> ToolRequest:
+    """Read `tools`, `tool_choice` ("none", "auto", or one function) and `response_format`.
+
+    Raises:
+        ConfigError: malformed, or a tool that is not there. Unsupported: `functions`, "required".
+    """
+    if functions is not None or function_call is not None:
+        name = "functions" if functions is not None else "function_call"
+        raise Unsupported(f"{name} is not supported: {NEUTRAL[name][1]}")
+    if not tools:
+        return ToolRequest(grammar=response_grammar(response_format))
+    schemas: dict[str, Any] = {}
+    for i, tool in enumerate(tools):
+        function = tool.get("function") if isinstance(tool, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise ConfigError(f"tools[{i}] must be {{'type': 'function', 'function': {{'name': …}}}}")
+        schemas[function["name"]] = function.get("parameters") or {"type": "object"}
+    if tool_choice == "none":
+        return ToolRequest(grammar=response_grammar(response_format))
+    if tool_choice in (None, "auto"):
+        return ToolRequest(list(tools), grammar=response_grammar(response_format))
+    if isinstance(tool_choice, Mapping):
+        name = (tool_choice.get("function") or {}).get("name")
+        if not isinstance(name, str) or name not in schemas:
+            raise ConfigError(f"tool_choice names {name!r}, which is not among the tools")
+        return ToolRequest(list(tools), forced=name, grammar=json_grammar(schemas[name]))
+    raise Unsupported(f"tool_choice {tool_choice!r} is not supported: auto, none, or one function by name")
