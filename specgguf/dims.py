@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ class Dims:
     embd_bytes: int
     output_bytes: int
     tied: bool
+    n_params: int
     n_masks: int = 1
     is_sure: bool = True
 
@@ -57,6 +59,15 @@ class Dims:
     def weights_bytes(self) -> int:
         """All weights once."""
         return sum(self.layer_bytes) + self.embd_bytes + (0 if self.tied else self.output_bytes)
+
+    @property
+    def read_bytes(self) -> int:
+        """Weights that one token has to read: all but the embedding, of which it reads a row."""
+        return sum(self.layer_bytes) + self.output_bytes
+
+    @property
+    def bits_per_weight(self) -> float:
+        return 8 * self.weights_bytes / max(1, self.n_params)
 
 
 def of_file(path: Path) -> Dims:
@@ -106,6 +117,7 @@ def of_heads(heads: Sequence[Header], name: str) -> Dims:
         embd_bytes=embedding,
         output_bytes=(output or embedding) + others,
         tied=not output,
+        n_params=sum(prod(t.dims) for head in heads for t in head.tensors),
         n_masks=2 if _one(head.get("attention.sliding_window")) else 1,
         is_sure=not any(_one(head.get(key)) for key in _OTHER_MEMORIES),
     )
@@ -122,6 +134,8 @@ def of_preset_model(model: ModelFile) -> Dims:
         raise Unsupported(f"{model} is not here and its preset gives no dimensions")
     output = s.token_embd_bytes
     layers = model.bytes - s.token_embd_bytes - (0 if s.tied else output)
+    widths = 2 * s.n_head * s.head_dim + 2 * s.n_head_kv * s.head_dim + 3 * s.n_ff
+    per_layer = s.n_embd * widths
     return Dims(
         name=model.name,
         n_embd=s.n_embd,
@@ -137,6 +151,7 @@ def of_preset_model(model: ModelFile) -> Dims:
         embd_bytes=s.token_embd_bytes,
         output_bytes=output,
         tied=s.tied,
+        n_params=s.n_layer * per_layer + s.n_vocab * s.n_embd * (1 if s.tied else 2),
     )
 
 

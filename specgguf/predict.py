@@ -1,0 +1,101 @@
+"""What drafting can gain, predicted: expected speed-up by draft length and acceptance, from costs.
+
+Costs are measured ones where there are any, else derived from bytes, bandwidth and the kind of device. A
+prediction is labelled one wherever it is shown; `bench` measures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from .dims import Dims
+from .hardware import Device
+
+ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+LENGTHS = tuple(range(1, 8))
+EFFICIENCY = 0.75  # of the bandwidth in the data sheet
+LAUNCH_S = 60e-6  # per layer and pass on a GPU, whatever the size
+
+
+@dataclass(frozen=True)
+class PairCosts:
+    """Seconds of a plain token, of a draft token, and of a target pass over n tokens."""
+
+    draft_s: float
+    verify_s: Callable[[int], float]
+
+    @property
+    def plain_s(self) -> float:
+        return self.verify_s(1)
+
+
+def expected_tokens(acceptance: float, n: int) -> float:
+    """Tokens that a round of n drafted ones commits: accepted ones, and the one that the target adds."""
+    return float(n + 1) if acceptance >= 1.0 else (1.0 - acceptance ** (n + 1)) / (1.0 - acceptance)
+
+
+def speed_up(costs: PairCosts, acceptance: float, n: int) -> float:
+    """Drafting n tokens a round against plain decoding; 1.0 is the same speed."""
+    round_s = n * costs.draft_s + costs.verify_s(n + 1)
+    return expected_tokens(acceptance, n) * costs.plain_s / round_s
+
+
+def best(costs: PairCosts, acceptance: float) -> tuple[int, float]:
+    """The best draft length and its speed-up; (0, 1.0) where resting is best."""
+    n = max(LENGTHS, key=lambda k: speed_up(costs, acceptance, k))
+    gain = speed_up(costs, acceptance, n)
+    return (n, gain) if gain > 1.0 else (0, 1.0)
+
+
+def break_even(costs: PairCosts) -> float | None:
+    """The least acceptance at which some draft length is not slower than plain decoding; None if none is."""
+    if best(costs, 1.0)[0] == 0:
+        return None
+    low, high = 0.0, 1.0
+    while high - low > 1e-4:
+        middle = (low + high) / 2
+        low, high = (low, middle) if best(costs, middle)[0] else (middle, high)
+    return high
+
+
+def from_measured(verify_s: Mapping[int, float], draft_s: float) -> PairCosts:
+    """Costs measured at some widths; between them straight lines, beyond them the last slope."""
+    widths = sorted(verify_s)
+
+    def seconds(n: int) -> float:
+        if n in verify_s or len(widths) == 1:
+            return verify_s.get(n, verify_s[widths[0]])
+        above = next((w for w in widths if w > n), widths[-1])
+        i = max(1, widths.index(above))
+        a, b = widths[i - 1], widths[i]
+        return verify_s[a] + (verify_s[b] - verify_s[a]) * (n - a) / (b - a)
+
+    return PairCosts(draft_s, seconds)
+
+
+def from_bytes(target: Dims, draft: Dims, device: Device) -> PairCosts:
+    """Costs by how many bytes a pass reads; wide passes by what the device's kernels do today."""
+    slope = _slope(target, device)
+    plain = _pass_s(target, device)
+    return PairCosts(_pass_s(draft, device), lambda n: plain * (1.0 + slope * (n - 1)))
+
+
+def _pass_s(dims: Dims, device: Device) -> float:
+    bandwidth = device.bandwidth or 40e9  # only the ratio of the two models matters then
+    launches = 0.0 if device.kind == "cpu" else LAUNCH_S * dims.n_layer
+    return dims.read_bytes / (bandwidth * EFFICIENCY) + launches
+
+
+def _slope(target: Dims, device: Device) -> float:
+    """What each further token of a pass adds, as a share of a plain token.
+
+    CUDA and Vulkan check up to eight tokens for little more than one; Metal's small-batch kernels are
+    near-linear today; on a CPU the arithmetic counts, the more the fewer bits a weight has (measured here).
+    """
+    if device.kind == "gpu":
+        return 0.03
+    if device.kind == "apple":
+        return 0.5
+    bits = target.bits_per_weight
+    return 0.12 if bits > 12 else 0.35 if bits > 7 else 0.8
