@@ -12,7 +12,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from . import header, hub
+from . import header
 from .errors import Unsupported
 from .header import Header
 from .presets import ModelFile
@@ -76,7 +76,7 @@ def of_file(path: Path) -> Dims:
     Raises:
         SpecggufError: it cannot be read, or describes no language model.
     """
-    heads = [header.read(path.with_name(name)) for name in hub.shards(path.name)]
+    heads = [header.read(path.with_name(name)) for name in header.shards(path.name)]
     return of_heads(heads, path.name)
 
 

@@ -86,6 +86,25 @@ def _text(value: bytes | None) -> str:
     return (value or b"").decode("utf-8", "replace")
 
 
+@contextmanager
+def vocabulary(path: str) -> Iterator[Any]:
+    """The native vocabulary of a file, without its weights; freed at the end of the block.
+
+    Raises:
+        BackendError: llama.cpp cannot read it.
+    """
+    backend.start()
+    params = llama_cpp.llama_model_default_params()
+    backend.set_field(params, "vocab_only", True)
+    model = llama_cpp.llama_model_load_from_file(path.encode(), params)
+    if not model:
+        raise BackendError(f"llama.cpp could not read {path}: {backend.last_log_error()}")
+    try:
+        yield llama_cpp.llama_model_get_vocab(model)
+    finally:
+        llama_cpp.llama_model_free(model)
+
+
 class Allocated(NamedTuple):
     """What llama.cpp said it would allocate for one context, in bytes, by device."""
 

@@ -7,6 +7,7 @@ GGUF versions 2 and 3 and nothing of what the keys mean, of networks, or of llam
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from typing import IO, Any
 from .errors import SpecggufError
 
 MAGIC = b"GGUF"
+_SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 KEPT_ARRAY = 4096  # numeric arrays up to this long are kept as values
 MAX_COUNT = 1 << 28  # no real file has so many keys, tensors or bytes in a string: the head is damaged
 
@@ -76,9 +78,7 @@ class Header:
     @property
     def min_bytes(self) -> int:
         """How long the file must be at least to hold its tensors."""
-        return max(
-            (self.data_start + t.offset + (t.n_bytes or 1) for t in self.tensors), default=self.data_start
-        )
+        return max((self.data_start + t.offset + (t.n_bytes or 1) for t in self.tensors), default=self.data_start)
 
     @property
     def architecture(self) -> str:
@@ -177,3 +177,12 @@ def _tensor(reader: _Reader) -> Tensor:
         raise GgufError("the GGUF header is damaged")
     dims = tuple(int(reader.unpack("Q")) for _ in range(n_dims))
     return Tensor(name, dims, int(reader.unpack("I")), int(reader.unpack("Q")))
+
+
+def shards(name: str) -> list[str]:
+    """All files of a split model by the name of one of them; just `name` for an ordinary file."""
+    match = _SHARD.fullmatch(name)
+    if not match:
+        return [name]
+    stem, _, count = match.groups()
+    return [f"{stem}-{i:05}-of-{count}.gguf" for i in range(1, int(count) + 1)]

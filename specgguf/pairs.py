@@ -1,0 +1,98 @@
+"""Which models can draft for a target, among all that are here and those that presets name. Offline.
+
+The rule is `vocab`'s, asked of llama.cpp itself over vocabularies without weights. Knows nothing of speed beyond
+this: a draft must be smaller than its target.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import ggml, hub, inventory, presets, vocab
+from .errors import BackendError, SpecggufError
+from .inventory import Found
+from .presets import ModelFile
+
+SHARE_MAX = 0.5  # of the target's size: a larger draft cannot pay
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A possible draft.
+
+    Attributes:
+        name: what `-d` takes, or `-p` when it is a preset's pair.
+        bytes: its size.
+        is_here: whether nothing has to be downloaded.
+        why_not: what keeps it from drafting for this target; "" when nothing does.
+    """
+
+    name: str
+    bytes: int
+    is_here: bool
+    why_not: str = ""
+
+
+def candidates(target: Path) -> list[Candidate]:
+    """All possible drafts of the file `target`: those that match first, the smallest of them first.
+
+    Raises:
+        BackendError: the target's vocabulary cannot be read.
+    """
+    size = target.stat().st_size
+    found = []
+    with ggml.vocabulary(str(target)) as ours:
+        for model in inventory.models():
+            if model.path.resolve() != target.resolve():
+                found.append(Candidate(model.name, model.bytes, True, _why_not(model, size, ours)))
+    here = {c.bytes for c in found}
+    found += [c for c in of_presets(target) if c.is_here is False and c.bytes not in here]
+    return sorted(found, key=lambda c: (bool(c.why_not), not c.is_here, c.bytes, c.name))
+
+
+def best(target: Path) -> Found | None:
+    """The draft to take without being asked: a preset's own partner, else the smallest match; if it is here.
+
+    Looks at files of the target's size and half of it at most, so that nothing large is opened in vain.
+    """
+    partners = {c.bytes for c in of_presets(target) if c.is_here}
+    models = [m for m in inventory.models() if m.bytes <= SHARE_MAX * target.stat().st_size]
+    models.sort(key=lambda m: (m.bytes not in partners, m.bytes))
+    if not models:
+        return None
+    try:
+        with ggml.vocabulary(str(target)) as ours:
+            for model in models:
+                if not _difference(model.path, ours):
+                    return model
+    except BackendError:
+        pass
+    return None
+
+
+def of_presets(target: Path) -> list[Candidate]:
+    """Drafts that presets pair with this very target file, here or not."""
+    found: dict[str, Candidate] = {}
+    for name in presets.names():
+        preset = presets.load(name)
+        if not isinstance(preset.target, ModelFile) or not isinstance(preset.draft, ModelFile):
+            continue
+        if (preset.target.name, preset.target.bytes) == (target.name, target.stat().st_size):
+            is_here = hub.cached(preset.draft) is not None
+            found.setdefault(str(preset.draft), Candidate(str(preset.draft), preset.draft.bytes, is_here))
+    return list(found.values())
+
+
+def _why_not(model: Found, target_bytes: int, ours: object) -> str:
+    if model.bytes > SHARE_MAX * target_bytes:
+        return f"too large: {model.bytes / target_bytes:.0%} of the target"
+    return _difference(model.path, ours)
+
+
+def _difference(path: Path, ours: object) -> str:
+    try:
+        with ggml.vocabulary(str(path)) as theirs:
+            return vocab.difference(ours, theirs)
+    except SpecggufError as error:
+        return str(error)
