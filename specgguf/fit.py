@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from . import peek, presets
+from . import hub, peek, presets
 from .dims import Dims
-from .errors import ConfigError
+from .errors import ConfigError, SpecggufError
 from .footprint import N_CTX_STEP, Footprint, Load, footprint
-from .hardware import GIB, MIB, Machine
+from .hardware import GIB, MIB, Machine, this_machine
 from .presets import ModelFile, Preset
 
 LEAST_N_CTX = 4096  # what a conversation should have; below it another change is cheaper
@@ -147,6 +147,26 @@ def _shrunk(plan: Plan, bits: float) -> Plan:
 
 
 # --- the preset for a machine -------------------------------------------------------------------------------
+
+
+def named(name: str, *, use: str = "chat", offline: bool = False) -> tuple[Preset, str]:
+    """The preset that `name` means on this machine, and why; "auto" chooses (offline: among what is here).
+
+    Raises:
+        ConfigError: no such preset, or none that may be taken.
+        BackendError: "auto", and llama-cpp-python is not usable.
+    """
+    if name != "auto":
+        return presets.load(name), ""
+    return choose(this_machine(), use=use, available=is_here if offline else None)
+
+
+def is_here(preset: Preset) -> bool:
+    """Whether all files of a preset are on this machine."""
+    try:
+        return all(hub.cached(file) is not None for file in preset.files)
+    except SpecggufError:
+        return False
 
 
 def choose(
