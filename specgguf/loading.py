@@ -22,7 +22,8 @@ INSTALL_LINES = (
     'CUDA: CMAKE_ARGS="-DGGML_CUDA=on" pip install --force-reinstall --no-cache-dir llama-cpp-python; '
     'Metal: CMAKE_ARGS="-DGGML_METAL=on" …; Vulkan: CMAKE_ARGS="-DGGML_VULKAN=on" …'
 )
-CONTEXT_KEYS = ("n_ctx", "n_batch", "n_ubatch", "flash_attn")  # ours to set: `Llama`'s own context is minimal
+# ours to set: `Llama`'s own context is minimal, and without flash attention it refuses a quantised cache
+CONTEXT_KEYS = ("n_ctx", "n_batch", "n_ubatch", "flash_attn", "type_k", "type_v")
 REFUSED = {
     "draft_model": "give the draft's file as draft_model_path",
     "embedding": "specgguf only generates text",

@@ -99,6 +99,7 @@ class Model:
             it decodes single tokens, which that rollback cannot reach back over.
         pad_to: 2 decodes a single token beside a dummy, dropped at once.
         flash_attn: None lets llama.cpp decide.
+        type_k, type_v: ggml types of the cache; None is F16.
     """
 
     def __init__(
@@ -112,6 +113,8 @@ class Model:
         n_rs_seq: int = 0,
         pad_to: int = 1,
         flash_attn: bool | None = None,
+        type_k: int | None = None,
+        type_v: int | None = None,
     ) -> None:
         self.weights = weights
         llama = weights.llama
@@ -125,8 +128,11 @@ class Model:
             "n_outputs_max": max(n_rows_max, 2),
             "n_rs_seq": n_rs_seq,
             "flash_attn_type": -1 if flash_attn is None else int(flash_attn),
+            "type_k": type_k,
+            "type_v": type_v,
         }.items():
-            backend.set_field(params, name, value)
+            if value is not None:
+                backend.set_field(params, name, value)
         self._ctx = backend.new_context(llama, params)
         self._batch = backend.Batch(n_batch)
         if getattr(llama, "_lora_adapter", None) is not None:

@@ -288,3 +288,12 @@ def test_what_is_not_supported_is_refused_by_name(ours: SpeculativeLlama, name: 
 
     with pytest.raises(Unsupported, match=name):
         ours.create_completion(PROMPT, max_tokens=2, **REFUSED[name])
+
+
+def test_a_quantised_cache_needs_no_other_keyword(tiny_folder: Path) -> None:
+    """llama.cpp wants flash attention for it, which `Llama` switches off unless told otherwise."""
+    shape = tiny.Shape(n_head=1, n_head_kv=1)  # heads as long as a block of q8_0
+    path = str(tiny.write_llama(tiny_folder / "one-head.gguf", tiny.chat(), shape=shape))
+    keywords: Json = {"type_k": "q8_0", "type_v": "q8_0", "draft_type_k": "q8_0", "n_threads": 1}
+    with SpeculativeLlama(path, path, n_ctx=N_CTX, draft=3, **keywords) as llm:
+        assert llm(PROMPT, max_tokens=5)["usage"]["completion_tokens"] == 5
