@@ -24,6 +24,7 @@ Logits = npt.NDArray[np.float32]
 
 DECODE_OK, DECODE_NO_SLOT, DECODE_ABORTED = 0, 1, 2
 STATE_PARTIAL_ONLY = 1
+LOG_ERROR = 4
 
 _NEEDED = (
     "llama_batch_init llama_decode llama_get_logits llama_get_memory llama_memory_seq_rm llama_memory_clear "
@@ -56,9 +57,10 @@ def start() -> None:
 
 
 def last_log_error() -> str:
-    """The last error line of llama.cpp's log, or an empty string."""
-    lines = [text.strip() for level, text in _log if level == 3 and text.strip()]
-    return lines[-1] if lines else ""
+    """The last error line of llama.cpp's log that says why, or an empty string."""
+    lines = [text.strip() for level, text in _log if level == LOG_ERROR and text.strip()]
+    telling = [line for line in lines if "failed to load model" not in line]
+    return (telling or lines or [""])[-1]
 
 
 @contextlib.contextmanager
