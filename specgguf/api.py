@@ -163,6 +163,12 @@ class SpeculativeLlama:
         draft = self._engine.draft_model
         return {"target": self._engine.target.way.name} | ({"draft": draft.way.name} if draft else {})
 
+    @property
+    def native_s(self) -> float:
+        """Seconds inside llama.cpp's decoding so far, both models together: the rest of a run is Python's."""
+        models = (self._engine.target, self._engine.draft_model)
+        return sum(model.decode_s for model in models if model is not None)
+
     def n_ctx(self) -> int:
         """The context's length in tokens."""
         return self._engine.target.n_ctx
