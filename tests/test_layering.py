@@ -81,19 +81,17 @@ def test_the_library_keeps_to_itself(path: Path) -> None:
         assert "ctypes" not in tops
     if path.stem not in ("hub", "mirror", "remote", "serve"):
         assert not tops & {"urllib", "http", "socket", "requests", "httpx", "huggingface_hub"}
-    if path.stem != "sampling":
+    if path.stem not in ("sampling", "api"):  # api: seeds of calls that name none
         assert not tops & {"random", "secrets"}
         assert not any(name.startswith("numpy.random") for name in names)
 
 
 @by_name
 def test_a_module_says_what_it_is_for(path: Path) -> None:
-    """Two to eight lines of purpose at its head, and documented public names."""
+    """Its purpose at its head (in the library: and what it does not know), and documented public names."""
     tree = tree_of(path)
-    head = ast.get_docstring(tree) or ""
-    if path.name != "__init__.py":
-        assert len([line for line in head.splitlines() if line.strip()]) >= 2
-    assert head
+    head = [line for line in (ast.get_docstring(tree) or "").splitlines() if line.strip()]
+    assert len(head) >= (2 if path in LIBRARY and path.stem != "__init__" else 1)
     for node in tree.body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
             documented = ast.get_docstring(node) is not None
