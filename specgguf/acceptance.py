@@ -1,29 +1,31 @@
 """How likely a drafted token is to survive, by its position and by how sure the draft was.
 
 Counts are the verifier's own survival probabilities, not coin flips: A += P[j], B += P[j−1] − P[j], discounted
-by `GAMMA` a round. P is the verifier's survival under either rule, so the estimate is unbiased for both. It
-knows no costs and draws no random numbers: an upper confidence bound stands for exploration.
+by `GAMMA` with each observation. P is the verifier's survival under either rule, so the estimates are unbiased
+for both. This module knows no costs and draws no random numbers; the priors are optimistic, because a few
+rounds at the start cost little and never beginning costs everything.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 GAMMA = 0.93
-PRIOR_MEAN = 0.8  # optimistic: a few rounds at the start cost little, never beginning costs everything
-PRIOR_WEIGHT = 2.0
+PRIOR_MEAN = 0.8
+PRIOR_WEIGHT = 2.0  # observations that the prior is worth; it fades as they come
+POOLED_WEIGHT = 3.0  # observations that the mean over positions is worth at a single position
 EDGES = (0.3, 0.5, 0.7, 0.85, 0.95, 0.99)  # of the draft's confidence in its likeliest token
+MIDDLES = (0.2, 0.4, 0.6, 0.78, 0.9, 0.97, 0.995)
 
 
-class Beta:
-    """Discounted counts of survived and lost, with a prior."""
+class Count:
+    """A discounted count of survived and lost."""
 
     __slots__ = ("lost", "prior", "survived")
 
-    def __init__(self, prior: float) -> None:
-        self.survived = self.lost = 0.0
-        self.prior = prior
+    def __init__(self, prior: float = PRIOR_MEAN, weight: float = PRIOR_WEIGHT) -> None:
+        self.prior = (weight * prior, weight * (1.0 - prior))
+        self.survived, self.lost = self.prior
 
     @property
     def weight(self) -> float:
@@ -31,31 +33,31 @@ class Beta:
 
     @property
     def mean(self) -> float:
-        """At most 1: under the block rule P[j] may exceed P[j-1] in a single round, so `lost` may fall below 0."""
-        return min(1.0, (self.survived + PRIOR_WEIGHT * self.prior) / (self.weight + PRIOR_WEIGHT))
-
-    @property
-    def upper(self) -> float:
-        """One standard error above the mean, at most 1."""
-        mean = self.mean
-        return min(1.0, mean + math.sqrt(mean * (1.0 - mean) / (self.weight + PRIOR_WEIGHT)))
+        return self.survived / self.weight if self.weight > 0.0 else 0.0
 
     def add(self, survived: float, lost: float) -> None:
-        self.survived += survived
-        self.lost += lost
+        keep = 1.0 - (1.0 - GAMMA) * min(survived + lost, 1.0)
+        self.survived = keep * self.survived + survived
+        self.lost = keep * self.lost + lost
 
-    def discount(self, gamma: float) -> None:
-        self.survived *= gamma
-        self.lost *= gamma
+    def soften(self, share: float) -> None:
+        """Go back towards the prior by `share`."""
+        self.survived += share * (self.prior[0] - self.survived)
+        self.lost += share * (self.prior[1] - self.lost)
 
 
 class Acceptance:
     """Running acceptance estimates for up to `draft_max` positions."""
 
     def __init__(self, draft_max: int) -> None:
-        self.by_position = [Beta(PRIOR_MEAN) for _ in range(draft_max)]
-        middles = (0.2, 0.4, 0.6, 0.78, 0.9, 0.97, 0.995)
-        self.by_confidence = [Beta(0.25 + 0.7 * middle) for middle in middles]
+        self.pooled = Count()
+        self.by_position = [Count(weight=0.0) for _ in range(draft_max)]
+        self.by_confidence = [Count(0.15 + 0.8 * middle) for middle in MIDDLES]
+
+    def at(self, position: int) -> float:
+        """The chance that the token at `position` (from 0) is accepted once it is reached."""
+        own = self.by_position[position]
+        return (own.survived + POOLED_WEIGHT * self.pooled.mean) / (own.weight + POOLED_WEIGHT)
 
     def given(self, confidence: float) -> float:
         """The chance that a token drafted with this confidence is accepted, once reached."""
@@ -68,25 +70,32 @@ class Acceptance:
             survival: P[1..], see `Verdict.survival`; shorter than the draft where it fell to 0.
             confidences: of the drafted tokens, and when `stopped` of the one that was not drawn, which counts
                 with its expected acceptance so that stopping does not flatter the position.
-            stopped: the go-on rule ended the draft.
+            stopped: a token was not drawn because of the law that it would have been drawn from.
         """
-        for beta in (*self.by_position, *self.by_confidence):
-            beta.discount(GAMMA)
         before = 1.0
         n_drafted = len(confidences) - stopped
         for j in range(n_drafted):
             after = survival[j] if j < len(survival) else 0.0
-            self.by_position[j].add(after, before - after)
-            self.by_confidence[_bin(confidences[j])].add(after, before - after)
+            for count in (self.pooled, self.by_position[j], self.by_confidence[_bin(confidences[j])]):
+                count.add(after, before - after)
             before = after
         if stopped and n_drafted < len(self.by_position):
             chance = self.given(confidences[-1])
-            self.by_position[n_drafted].add(before * chance, before * (1.0 - chance))
+            for count in (self.pooled, self.by_position[n_drafted]):
+                count.add(before * chance, before * (1.0 - chance))
 
-    def soften(self, factor: float = 0.5) -> None:
+    def observe_overlaps(self, overlaps: Sequence[tuple[float, float]]) -> None:
+        """Plain text scored by the draft: (confidence, Σ min(p, q)) per token, the chance that a token drafted
+        there would have been accepted."""
+        for confidence, overlap in overlaps:
+            overlap = min(max(overlap, 0.0), 1.0)
+            for count in (self.pooled, self.by_position[0], self.by_confidence[_bin(confidence)]):
+                count.add(overlap, 1.0 - overlap)
+
+    def soften(self, share: float = 0.5) -> None:
         """A new turn: what was learned counts less."""
-        for beta in (*self.by_position, *self.by_confidence):
-            beta.discount(factor)
+        for count in (self.pooled, *self.by_position, *self.by_confidence):
+            count.soften(share)
 
 
 def _bin(confidence: float) -> int:

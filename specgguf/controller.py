@@ -1,8 +1,9 @@
 """Why did it stop drafting? How many tokens to draft, decided from measured costs and running acceptance.
 
 R(K) = (1 + Σ_{i<=K} S_i) / (t_host + T_draft(K) + t_verify(K+1)), S_i = Π a_j, is the expected speed of a round
-that drafts K tokens; R(0) is plain decoding. K = 0 (rest) where no R(K) beats it. A decision depends on the past
-only, so the output's law does not depend on it. It draws no random numbers.
+that drafts K tokens; R(0) is plain decoding. K = 0 (rest) where no R(K) beats it. Decisions depend on the past
+and on the law a token would be drawn from, never on the token, so the output's law does not depend on them.
+Nothing here draws random numbers.
 """
 
 from __future__ import annotations
@@ -15,9 +16,14 @@ from .costs import Costs
 from .rounds import Plan, Round
 from .sampling import Law
 
-REST_BELOW = 1.0  # rest when the best R(K) is below so many R(0)
+REST_BELOW = 1.0  # rest when the best R(K) is below so many R(0), by estimate or as measured
 RESUME_ABOVE = 1.05  # come back from a rest when it is above
-GAP_FIRST, GAP_LAST = 24, 768  # plain tokens between two tries while resting
+PAYS_ABOVE = 1.02  # where even perfect acceptance stays below, drafting is hopeless
+PROBE_TOKENS = 16  # plain tokens scored by a probe
+PROBE_BUDGET = 0.01  # of the time of plain decoding
+PROBE_GAP = 16  # plain tokens before the first probe of a rest
+PLAIN_EVERY = 128  # drafted rounds between two plain ones, which keep R(0) honest
+REALISED_ROUNDS = 8.0  # drafted rounds before their measured speed may send drafting to rest
 
 
 class Fixed:
@@ -43,39 +49,38 @@ class Adaptive:
         trace: called with one record (a JSON-able dict) per decision.
     """
 
-    def __init__(
-        self,
-        draft_max: int,
-        costs: Costs,
-        *,
-        acceptance: Acceptance | None = None,
-        trace: Callable[[dict[str, Any]], None] | None = None,
-    ) -> None:
+    def __init__(self, draft_max: int, costs: Costs, *, trace: Callable[[dict[str, Any]], None] | None = None) -> None:
         self.draft_max = draft_max
         self.costs = costs
-        self.acceptance = acceptance or Acceptance(draft_max)
+        self.acceptance = Acceptance(draft_max)
         self.rest_reason = ""
         self._trace = trace
         self._resting = False
-        self._gap = GAP_FIRST
-        self._plain = 0  # tokens since the rest began or was last tried
-        self._first = True
+        self._first = True  # the round that reads the prompt comes next
+        self._plain = 0  # tokens since the rest began or was last probed
+        self._probe_after = PROBE_GAP
+        self._since_plain = 0
+        self._measured = _Measured()
         self._confidences: list[float] = []
         self._stopped = False
         self._speed = 0.0  # R* of the round in flight
+        self._n_max = 0
 
     def new_turn(self) -> None:
-        """A new generation: keep what was learned, softened; try again soon when resting."""
+        """A new generation: keep what was learned, softened; look again soon when resting."""
         self.acceptance.soften()
-        self._gap = GAP_FIRST
+        self._measured = _Measured()
+        self._probe_after = PROBE_GAP
         self._plain = 0
         self._first = True
 
-    def speed(self, k: int, *, upper: bool = True) -> float:
-        """R(k), in tokens per second; with upper confidence bounds unless told otherwise."""
+    # --- before a round -----------------------------------------------------------------------------------
+
+    def speed(self, k: int) -> float:
+        """R(k), in tokens per second."""
         expected, alive = 1.0, 1.0
-        for beta in self.acceptance.by_position[:k]:
-            alive *= beta.upper if upper else beta.mean
+        for j in range(k):
+            alive *= self.acceptance.at(j)
             expected += alive
         return expected / self._seconds(k)
 
@@ -83,92 +88,138 @@ class Adaptive:
         draft = k * (self.costs.draft_s or 0.0)
         return max(self.costs.host_s + draft + self.costs.verify(k + 1), 1e-9)
 
-    def _hopeless(self) -> bool:
-        """Not even perfect acceptance could pay at the measured costs."""
-        plain = 1.0 / self._seconds(0)
-        return all((k + 1) / self._seconds(k) < plain * 1.02 for k in range(1, self.draft_max + 1))
-
     def plan(self, room: int) -> Plan:
-        k, why = self._decide(min(self.draft_max, room))
-        self._confidences, self._stopped = [], False
+        k, probe, why = self._decide(min(self.draft_max, room))
+        self._confidences, self._stopped, self._n_max = [], False, k
         if self._trace is not None:
             speeds = [round(self.speed(i), 3) for i in range(self.draft_max + 1)]
-            self._trace({"event": "plan", "n_max": k, "why": why, "room": room, "speeds": speeds})
-        return Plan(k, self._go_on) if k else Plan(0)
+            record = {"event": "plan", "n_max": k, "probe": probe, "why": why, "room": room, "speeds": speeds}
+            self._trace(record)
+        return Plan(k, self._go_on, probe=probe) if k or probe else Plan(0)
 
-    def _decide(self, k_max: int) -> tuple[int, str]:
+    def _decide(self, k_max: int) -> tuple[int, int, str]:
+        """Tokens to draft, plain tokens to score first, and why."""
         if k_max <= 0:
-            return 0, "no room"
+            return 0, 0, "no room"
         if self._first:
-            return 0, "first token"
+            return 0, 0, "first token"
         if not self.costs.known:
-            return min(k_max, 3), "measuring"
+            return min(k_max, 3), 0, "measuring"
         plain = self.speed(0)
-        best = max(range(1, self.draft_max + 1), key=self.speed)
-        gain = self.speed(best) / plain
-        if self._hopeless():
+        hopeless = max((k + 1) / self._seconds(k) for k in range(1, self.draft_max + 1)) < PAYS_ABOVE * plain
+        if hopeless:
             self._rest("even a perfectly accepted draft would cost more than it saves on this machine")
-            return 0, "hopeless"
-        if self._resting and self._plain >= self._gap:
-            self._plain, self._gap = 0, min(2 * self._gap, GAP_LAST)
-            self._speed = plain
-            return min(best, k_max), "try"
+            return 0, 0, "hopeless"
+        best = max(self.speed(k) for k in range(1, self.draft_max + 1))
+        gain = best / plain
+        if not self._resting and self._measured.rounds >= REALISED_ROUNDS:
+            gain = min(gain, self._measured.speed / plain)
         if gain < (RESUME_ABOVE if self._resting else REST_BELOW):
-            accepted = self.acceptance.by_position[0].mean
+            accepted = self.acceptance.at(0)
             self._rest(f"drafting would run at {gain:.2f} of plain speed ({accepted:.0%} of first tokens accepted)")
-            return 0, "rest"
+            if self._plain >= self._probe_after:
+                return 0, PROBE_TOKENS, "probe"
+            return 0, 0, "rest"
+        if self._resting:
+            self._measured = _Measured()
         self._resting, self._plain, self.rest_reason = False, 0, ""
-        self._speed = max(plain, self.speed(best))
-        return k_max, "draft"
+        if self._since_plain >= PLAIN_EVERY:
+            return 0, 0, "measuring plain"
+        self._speed = max(plain, best)
+        return k_max, 0, "draft"
 
     def _rest(self, reason: str) -> None:
         if not self._resting:
-            self._plain, self._gap = 0, GAP_FIRST
+            self._plain = 0
         self._resting = True
         self.rest_reason = reason
 
-    def _go_on(self, i: int, law: Law) -> bool:
-        """Draw token i when some number of further tokens is expected to repay its price at the current speed:
-        the draft decode behind `law` is spent, the wider verification is not (nor are further draft steps)."""
-        self._confidences.append(law.confidence)
+    # --- in a round ---------------------------------------------------------------------------------------
+
+    def _go_on(self, i: int, law: Law | None) -> bool:
+        """Worth it? `law` None: a draft decode for token i; else: drawing token i from `law`.
+
+        Yes when for some number of further tokens what they are expected to add repays, at the current speed,
+        what is still unpaid: draft decodes, and the wider verification.
+        """
+        if law is not None:
+            self._confidences.append(law.confidence)
         alive = 1.0
-        for confidence in self._confidences:
+        for confidence in self._confidences[:i]:
             alive *= self.acceptance.given(confidence)
-        gain = alive
-        for m in range(1, self.draft_max - i + 1):
-            price = self.costs.verify(i + 1 + m) - self.costs.verify(i + 1)
-            price += (m - 1) * (self.costs.draft_s or 0.0)
-            if gain >= self._speed * price:
+        draft_s = self.costs.draft_s or 0.0
+        unpaid = draft_s if law is None else 0.0
+        gain = 0.0
+        for j in range(i, self._n_max):
+            given = j == i and law is not None
+            alive *= self.acceptance.given(self._confidences[i]) if given else self.acceptance.at(j)
+            gain += alive
+            if gain >= self._speed * (unpaid + self.costs.verify(j + 2) - self.costs.verify(i + 1)):
                 return True
-            if i + m < self.draft_max:
-                alive *= self.acceptance.by_position[i + m].mean
-                gain += alive
-        self._stopped = True
+            unpaid += draft_s
+        self._stopped = law is not None
         return False
 
+    # --- after a round ------------------------------------------------------------------------------------
+
     def observe(self, round: Round) -> None:
+        steps = len(self._confidences)
         if self._first:
             self._first = False
-        elif round.n_owed == 1:
-            self.costs.observe_verify(round.draft_n + 1, round.verify_s)
+        else:  # what a checkpoint makes the target read again is part of the price of drafting
+            self.costs.observe_verify(round.draft_n + 1, round.verify_s + round.prefill_s)
             self.costs.observe_host(round.host_s)
-        steps = len(self._confidences)
+        if round.probe:
+            self._observe_probe(round)
         if steps:
             self.costs.observe_draft(steps, round.n_synced, round.draft_s)
             self.acceptance.observe(round.survival, self._confidences, self._stopped)
+            synced_s = round.n_synced * (self.costs.sync_s or 0.0) if round.n_synced > 2 else 0.0
+            seconds = max(round.draft_s - synced_s, 0.0) + round.prefill_s + round.verify_s + round.host_s
+            self._measured.add(1.0 + sum(round.survival), seconds)
+            self._since_plain += 1
         else:
             self._plain += len(round.tokens)
+            self._since_plain = 0
         if self._trace is not None:
-            self._trace(
-                {
-                    "event": "round",
-                    "drafted": round.draft_n,
-                    "accepted": round.draft_n_accepted,
-                    "tokens": len(round.tokens),
-                    "survival": [float(p) for p in round.survival],
-                    "draft_s": round.draft_s,
-                    "verify_s": round.verify_s,
-                    "host_s": round.host_s,
-                    "rest_reason": self.rest_reason,
-                }
-            )
+            self._trace(_record(round, self.rest_reason))
+
+    def _observe_probe(self, round: Round) -> None:
+        """Learn from a probe, and put the next one so far off that probing keeps its budget."""
+        self.acceptance.observe_overlaps(round.probe)
+        self._plain = 0
+        plain_s = self.costs.verify(1)
+        affordable = round.draft_s / (PROBE_BUDGET * plain_s) if plain_s > 0.0 else 0.0
+        self._probe_after = max(2 * PROBE_GAP, int(affordable))
+
+
+class _Measured:
+    """The measured speed of drafting, over about the last twenty drafted rounds; accepted tokens are counted
+    with their expectation, which does not depend on luck."""
+
+    def __init__(self) -> None:
+        self.tokens = self.seconds = self.rounds = 0.0
+
+    def add(self, tokens: float, seconds: float) -> None:
+        self.tokens = 0.95 * self.tokens + tokens
+        self.seconds = 0.95 * self.seconds + seconds
+        self.rounds = 0.95 * self.rounds + 1.0
+
+    @property
+    def speed(self) -> float:
+        return self.tokens / self.seconds if self.seconds > 0.0 else 0.0
+
+
+def _record(round: Round, rest_reason: str) -> dict[str, Any]:
+    return {
+        "event": "round",
+        "drafted": round.draft_n,
+        "accepted": round.draft_n_accepted,
+        "tokens": len(round.tokens),
+        "survival": [float(p) for p in round.survival],
+        "probe": [float(overlap) for _, overlap in round.probe],
+        "draft_s": round.draft_s,
+        "verify_s": round.verify_s,
+        "host_s": round.host_s,
+        "rest_reason": rest_reason,
+    }

@@ -15,6 +15,7 @@ from .sampling import Law, Logits, Rng, draw
 # Owed tokens ride along with the next pass; more than these are replayed in one of their own, after which the
 # cache is marked again (a checkpoint would otherwise fall further behind with each rejection).
 OWED_RIDING_MAX = 8
+SCORE_CONTEXT = 16  # tokens read before the scored ones when the middle of a text is skipped
 
 
 class Extendable(Protocol):
@@ -54,13 +55,22 @@ class Drafter(Protocol):
         n_max: int,
         law: Callable[[Logits, Sequence[int]], Law],
         rng: Rng,
-        go_on: Callable[[int, Law], bool],
+        go_on: Callable[[int, Law | None], bool],
     ) -> Draft:
         """At most `n_max` tokens after `committed`.
 
         Args:
             law: law(logits, tail) is the law after committed + tail.
-            go_on: go_on(i, law) is asked before token i is drawn from `law`; False ends the draft.
+            go_on: see `rounds.Plan`.
+        """
+
+    def score(
+        self, committed: Sequence[int], laws: Sequence[Law], law: Callable[[Logits, Sequence[int]], Law]
+    ) -> tuple[tuple[float, float], ...]:
+        """How well this drafter would have done on the latest plain tokens: (confidence, Σ min(p, q)) of each.
+
+        Args:
+            laws: laws[i] is the target's law that committed[len(committed) - len(laws) + i] was drawn from.
         """
 
     def sync(self, committed: Sequence[int]) -> None:
@@ -81,7 +91,7 @@ class ModelDrafter:
         n_max: int,
         law: Callable[[Logits, Sequence[int]], Law],
         rng: Rng,
-        go_on: Callable[[int, Law], bool],
+        go_on: Callable[[int, Law | None], bool],
     ) -> Draft:
         model = self.model
         self.n_synced = 0
@@ -106,10 +116,33 @@ class ModelDrafter:
                 break
             tokens.append(draw(q, rng))
             laws.append(q)
-            if len(tokens) == n_max or tokens[-1] in model.eog:
+            if len(tokens) == n_max or tokens[-1] in model.eog or not go_on(len(tokens), None):
                 break
             logits = model.extend(tokens[-1:], 1)[0]
         return Draft(tuple(tokens), tuple(laws), self.name if tokens else "")
+
+    def score(
+        self, committed: Sequence[int], laws: Sequence[Law], law: Callable[[Logits, Sequence[int]], Law]
+    ) -> tuple[tuple[float, float], ...]:
+        """One batched decode. Where the cache lags far behind, the middle is skipped: the scored tokens and a few
+        before them are read right after what is cached, and dropped again. The scores are then a little too low,
+        at a small part of the price of catching up."""
+        model = self.model
+        kept = model.reuse(committed[:-1])
+        n = min(len(laws), len(committed) - 1 - kept)
+        window = n + SCORE_CONTEXT
+        skips = len(committed) - 1 - kept > window and model.rewinds_freely
+        owed = committed[-1 - window : -1] if skips else committed[kept:-1]
+        if n == 0 or kept + len(owed) > model.n_ctx or max(owed) >= model.n_vocab:
+            return ()
+        rows = model.extend(owed, n)
+        scores = []
+        for p, logits in zip(laws[-n:], rows, strict=True):
+            q = law(logits, ())
+            scores.append((q.confidence, p.overlap(q)))
+        if skips:
+            model.reuse(committed[:kept])
+        return tuple(scores)
 
     def sync(self, committed: Sequence[int]) -> None:
         self.model.reuse(committed)
@@ -136,7 +169,7 @@ class LookupDrafter:
         n_max: int,
         law: Callable[[Logits, Sequence[int]], Law],
         rng: Rng,
-        go_on: Callable[[int, Law], bool],
+        go_on: Callable[[int, Law | None], bool],
     ) -> Draft:
         self._index(committed)
         found: list[int] = []
@@ -153,6 +186,11 @@ class LookupDrafter:
             if token in self._eog:
                 break
         return Draft(tuple(tokens), (None,) * len(tokens), self.name if tokens else "")
+
+    def score(
+        self, committed: Sequence[int], laws: Sequence[Law], law: Callable[[Logits, Sequence[int]], Law]
+    ) -> tuple[tuple[float, float], ...]:
+        return ()  # a try costs nothing
 
     def sync(self, committed: Sequence[int]) -> None:
         if self._tokens != list(committed[: len(self._tokens)]):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from .drafter import OWED_RIDING_MAX, Drafter
@@ -16,6 +16,8 @@ from .errors import ConfigError, ContextFull
 from .rounds import Draft, Plan, Round, TokenLogprob
 from .sampling import Law, Logits, Rng, Transform, logprob
 from .verifier import Rule, verify_token
+
+PROBED_MAX = 16  # plain tokens that a probe can score
 
 
 class Target(Protocol):
@@ -91,6 +93,7 @@ class _Run:
     verify: Rule
     n_logprobs: int | None
     clock: Callable[[], float]
+    plain_laws: list[Law] = field(default_factory=list)  # of the tokens since the last drafted round
 
     @property
     def room(self) -> int:
@@ -107,6 +110,7 @@ class _Run:
         """Draft, verify, commit, rewind."""
         lap = _laps(self.clock)
         n_context = len(self.committed)
+        probe = self._probe(plan)
         draft = self._draft(plan)
         draft_s = lap()
         n_prefilled, owed = self._replay(draft)
@@ -117,7 +121,9 @@ class _Run:
         verify_s = lap()
 
         ended = bool(draft.tokens) and draft.tokens[-1] in self.target.eog
-        verdict = self.verify(draft, _Rows(logits, draft, self.p, len(draft) + (not ended)), self.rng)
+        rows = _Rows(logits, draft, self.p, len(draft) + (not ended))
+        verdict = self.verify(draft, rows, self.rng)
+        self._remember(rows, draft)
         tokens = draft.tokens[: verdict.n_accepted]
         if verdict.next_token is not None:
             tokens = (*tokens, verdict.next_token)
@@ -138,6 +144,7 @@ class _Run:
             survival=verdict.survival,
             logprobs=logprobs,
             source=draft.source,
+            probe=probe,
             n_owed=len(owed),
             n_prefilled=n_prefilled,
             n_synced=self.drafter.n_synced if self.drafter is not None and plan.n_max else 0,
@@ -152,6 +159,19 @@ class _Run:
         if self.drafter is None or plan.n_max <= 0:
             return Draft()
         return self.drafter.propose(self.committed, plan.n_max, self.q, self.rng, plan.go_on)
+
+    def _probe(self, plan: Plan) -> tuple[tuple[float, float], ...]:
+        if self.drafter is None or not plan.probe:
+            return ()
+        return self.drafter.score(self.committed, self.plain_laws[-plan.probe :], self.q)
+
+    def _remember(self, rows: _Rows, draft: Draft) -> None:
+        """Keep the laws of the latest plain tokens, for a probe."""
+        if len(draft):
+            self.plain_laws.clear()
+        else:
+            self.plain_laws.append(rows[0])
+            del self.plain_laws[:-PROBED_MAX]
 
     def _replay(self, draft: Draft) -> tuple[int, list[int]]:
         """Decode what the target owes in a pass of its own where it is too much to ride along with a draft, or

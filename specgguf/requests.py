@@ -115,8 +115,8 @@ def tool_request(
     if tool_choice in (None, "auto"):
         return ToolRequest(list(tools), grammar=response_grammar(response_format))
     if isinstance(tool_choice, Mapping):
-        name = (tool_choice.get("function") or {}).get("name")
-        if not isinstance(name, str) or name not in schemas:
-            raise ConfigError(f"tool_choice names {name!r}, which is not among the tools")
-        return ToolRequest(list(tools), forced=name, grammar=json_grammar(schemas[name]))
+        chosen = (tool_choice.get("function") or {}).get("name")
+        if not isinstance(chosen, str) or chosen not in schemas:
+            raise ConfigError(f"tool_choice names {chosen!r}, which is not among the tools")
+        return ToolRequest(list(tools), forced=chosen, grammar=json_grammar(schemas[chosen]))
     raise Unsupported(f"tool_choice {tool_choice!r} is not supported: auto, none, or one function by name")

@@ -48,7 +48,7 @@ class Verdict:
     survival: tuple[float, ...] = ()
 
 
-def always(_i: int, _law: Law) -> bool:
+def always(_i: int, _law: Law | None) -> bool:
     """The go-on rule of a plan that drafts its full length."""
     return True
 
@@ -59,13 +59,14 @@ class Plan:
 
     Attributes:
         n_max: draft at most so many tokens; 0 rests.
-        go_on: asked before token i is drawn, with the law it would be drawn from; False ends the draft.
+        go_on: asked before token i is drawn, with the law it would be drawn from, and for i > 0 with None before
+            the draft decode that makes that law; False ends the draft.
         source: which drafter, by its name; "" leaves the choice to the only one there is.
         probe: score so many of the last plain tokens with the draft model before this round; 0 does not.
     """
 
     n_max: int
-    go_on: Callable[[int, Law], bool] = always
+    go_on: Callable[[int, Law | None], bool] = always
     source: str = ""
     probe: int = 0
 
@@ -98,6 +99,7 @@ class Round:
         survival: see `Verdict.survival`.
         logprobs: one entry per token when asked for, else empty.
         source: the drafter's name, "" when nothing was drafted.
+        probe: (confidence, Σ min(p, q)) of plain tokens that the draft scored before this round.
         n_owed: committed tokens that the target decoded in this pass before the drafted ones.
         n_prefilled: prompt or replayed tokens that the target read: in this pass when it is a generation's
             first and nothing is drafted, else in a decode of their own before it.
@@ -115,6 +117,7 @@ class Round:
     survival: tuple[float, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = field(default=())
     source: str = ""
+    probe: tuple[tuple[float, float], ...] = ()
     n_owed: int = 1
     n_prefilled: int = 0
     n_synced: int = 0

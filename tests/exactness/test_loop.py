@@ -106,7 +106,7 @@ def test_the_adaptive_tests_see_different_lengths() -> None:
 @rules
 def test_stopping_by_what_the_draft_believes(rule: Any) -> None:
     """A draft may end for its law's sake, decided before the token is drawn."""
-    go = fixed(3, lambda i, law: i == 0 or float(law.probs[0]) > 0.55)
+    go = fixed(3, lambda i, law: i == 0 or law is None or float(law.probs[0]) > 0.55)
     assert distance(pair(), go, rule) < EXACT
 
 

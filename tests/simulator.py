@@ -1,0 +1,173 @@
+"""A machine and a text on paper: drives a controller through rounds whose costs and acceptance are known.
+
+Each drafted token has a confidence and, given it, a chance of acceptance; both come from a seeded source, so a
+run is repeatable. Costs may carry noise and single slow outliers. What is returned is simulated time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from specgguf.controller import Adaptive, Fixed
+from specgguf.costs import Costs
+from specgguf.rounds import Round
+from specgguf.sampling import Law
+
+
+@dataclass
+class Machine:
+    """Seconds: target passes by width (index 0 is width 1), a draft step, catching up per token."""
+
+    verify_s: Sequence[float]
+    draft_s: float
+    sync_s: float = 0.004
+    host_s: float = 0.0005
+    noise: float = 0.03
+    outliers: float = 0.0  # share of passes that take three times as long
+    growth: float = 0.0  # relative growth of verify per 1000 tokens of context
+
+
+@dataclass
+class Text:
+    """How well a draft does: `sure` is the share of easy tokens, accepted with `easy`; the others with `hard`."""
+
+    sure: float
+    easy: float = 0.97
+    hard: float = 0.35
+
+
+@dataclass
+class Outcome:
+    tokens: int = 0
+    seconds: float = 0.0
+    lengths: list[int] = field(default_factory=list)
+
+    @property
+    def speed(self) -> float:
+        return self.tokens / self.seconds
+
+
+def run(
+    controller: Adaptive | Fixed,
+    machine: Machine,
+    text: Callable[[int], Text],
+    *,
+    n_tokens: int,
+    seed: int = 1,
+    n_turns: int = 1,
+) -> Outcome:
+    """`n_tokens` per turn; `text(position)` says what the text is like there."""
+    source = np.random.default_rng(seed)
+    out = Outcome()
+    for _ in range(n_turns):
+        if isinstance(controller, Adaptive):
+            controller.new_turn()
+        _turn(controller, machine, text, n_tokens, source, out)
+    return out
+
+
+def _turn(
+    controller: Adaptive | Fixed,
+    machine: Machine,
+    text: Callable[[int], Text],
+    n_tokens: int,
+    source: np.random.Generator,
+    out: Outcome,
+) -> None:
+    done, lag = 0, 1
+    first = True
+    while done < n_tokens:
+        plan = controller.plan(n_tokens - done - 1)
+        kind = text(done)
+        chances: list[float] = []
+        asked = 0
+        probe_s, probe = 0.0, ()
+        if plan.probe:
+            probe = tuple(_scored(kind, source) for _ in range(plan.probe))
+            probe_s = machine.sync_s * min(lag, plan.probe + 16)
+        while len(chances) < plan.n_max:
+            easy = bool(source.random() < kind.sure)
+            confidence = float(source.beta(20, 1.0) if easy else source.beta(3, 3))
+            asked += 1
+            law = Law(np.array([1], dtype=np.int32), np.ones(1), confidence)
+            if not plan.go_on(len(chances), law):
+                break
+            chances.append(kind.easy if easy else kind.hard)
+            if len(chances) < plan.n_max and not plan.go_on(len(chances), None):
+                break
+        survival = np.cumprod(chances) if chances else np.empty(0)
+        accepted = 0
+        for chance in chances:
+            if source.random() >= chance:
+                break
+            accepted += 1
+        n_synced = lag if asked else 0
+        draft_s = asked * machine.draft_s * _noise(machine, source) if asked else 0.0
+        if n_synced > 2:
+            draft_s += n_synced * machine.sync_s
+        width = len(chances) + 1
+        grown = 1.0 + machine.growth * done / 1000
+        verify_s = machine.verify_s[width - 1] * grown * _noise(machine, source)
+        host_s = machine.host_s * width
+        tokens = min(accepted + 1, n_tokens - done)
+        lag = 1 + (accepted == len(chances)) if asked else lag + 1
+        round = Round(
+            tokens=(1,) * tokens,
+            n_from_draft=min(accepted, tokens),
+            draft_n=len(chances),
+            draft_n_accepted=accepted,
+            survival=tuple(survival),
+            n_synced=n_synced,
+            n_context=done,
+            prefill_s=verify_s if first else 0.0,
+            draft_s=draft_s + probe_s,
+            probe=probe,
+            verify_s=0.0 if first else verify_s,
+            host_s=host_s,
+        )
+        controller.observe(round)
+        first = False
+        done += tokens
+        out.tokens += tokens
+        out.seconds += draft_s + verify_s + host_s + probe_s
+        out.lengths.append(len(chances))
+
+
+def _noise(machine: Machine, source: np.random.Generator) -> float:
+    slow = 3.0 if source.random() < machine.outliers else 1.0
+    return slow * float(np.exp(machine.noise * source.standard_normal()))
+
+
+def _scored(kind: Text, source: np.random.Generator) -> tuple[float, float]:
+    """Confidence and overlap of one plain token."""
+    if source.random() < kind.sure:
+        return float(source.beta(20, 1.0)), kind.easy
+    return float(source.beta(3, 3)), kind.hard
+
+
+def calibrated(machine: Machine, draft_max: int, seed: int = 7) -> Costs:
+    """What a calibration at load would have measured: the faster of two at widths 1, 2, 4 and draft_max + 1."""
+    source = np.random.default_rng(seed)
+
+    def two(seconds: float) -> float:
+        return seconds * min(_noise(machine, source), _noise(machine, source))
+
+    widths = sorted({1, 2, 4, draft_max + 1})
+    return Costs(
+        draft_max + 1, {n: two(machine.verify_s[n - 1]) for n in widths}, two(machine.draft_s), two(machine.sync_s)
+    )
+
+
+# Milliseconds measured on a 2-core CPU for a 1.5B target and a 0.5B draft; widths 3 and 7 interpolated.
+F16 = Machine([0.105, 0.126, 0.133, 0.140, 0.151, 0.158], 0.014)
+Q8 = Machine([0.062, 0.098, 0.113, 0.119, 0.204, 0.202], 0.015)
+Q4 = Machine([0.030, 0.062, 0.083, 0.101, 0.127, 0.153], 0.014)
+GPU = Machine([0.0200, 0.0204, 0.0208, 0.0212, 0.0216, 0.0220], 0.0030, sync_s=0.0001, host_s=0.0003)
+METAL = Machine([0.020, 0.036, 0.052, 0.068, 0.084, 0.100], 0.004, sync_s=0.0002)
+STEPS = Machine([0.050, 0.080, 0.080, 0.080, 0.080, 0.080], 0.004, sync_s=0.001)
+DEAR_DRAFT = Machine([0.030, 0.033, 0.036, 0.039, 0.042, 0.045], 0.024)
+
+CODE, JSON, EXPLAIN, STORY, HOSTILE = Text(0.93), Text(0.85), Text(0.6), Text(0.4, hard=0.3), Text(0.1, hard=0.15)
