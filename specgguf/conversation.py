@@ -25,6 +25,7 @@ class ChatTemplate:
 
     Attributes:
         stop: texts that end an answer beside the end-of-generation tokens, as in llama-cpp-python.
+        knows_tools: whether the template tells the model of `tools` at all.
     """
 
     def __init__(self, metadata: Mapping[str, str], *, bos: str, eos: str) -> None:
@@ -45,6 +46,7 @@ class ChatTemplate:
         texts = {False: metadata[_TEMPLATE_KEY]}
         if f"{_TEMPLATE_KEY}.tool_use" in metadata:
             texts[True] = metadata[f"{_TEMPLATE_KEY}.tool_use"]
+        self.knows_tools = True in texts or "tools" in texts[False]
         self._formatters = {
             (with_tools, generate): self._compile(text, generate=generate)
             for with_tools, text in texts.items()
@@ -116,6 +118,7 @@ class NamedTemplate(ChatTemplate):
             raise ConfigError(f"unknown chat_format '{name}'", hint=hint)
         self._bos, self._eos = bos, eos
         self._handler = handlers[name]
+        self.knows_tools = False
         self.stop = _Recorder.of(self._handler, [{"role": "user", "content": ""}]).stop
 
     def render(

@@ -184,6 +184,13 @@ def test_tool_calls_without_text_around_and_without_their_end() -> None:
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
+def test_calls_in_a_text_that_was_cut() -> None:
+    items: list[Piece | Final] = [Piece(CALL, 1), Final("length", 7, 1)]
+    assert chat(HEAD, items, parse_tools=True)["choices"][0]["finish_reason"] == "length"
+    *_, last = chat_chunks(HEAD, items, parse_tools=True)
+    assert last["choices"][0]["finish_reason"] == "length"
+
+
 def test_no_tool_calls_unless_asked_for() -> None:
     for parse_tools, text in ((False, CALL), (True, "a <b> "), (True, "<tool_call>?</tool_call>")):
         choice = chat(HEAD, spelt(text), parse_tools=parse_tools)["choices"][0]

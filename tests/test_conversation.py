@@ -131,6 +131,8 @@ def test_tools_and_calls_reach_the_template() -> None:
     text = template(QWEN3_LIKE).render(history, tools=tools)
     assert '<tools>{"type": "function", "function": {"name": "f", "parameters": {}}}</tools>' in text
     assert '{"name": "f", "arguments": {"x": "é"}}' in text
+    assert template(QWEN3_LIKE).knows_tools
+    assert not template(CHAT_TEMPLATE).knows_tools
     own = template("plain", **{"tokenizer.chat_template.tool_use": "with tools"})
     assert (own.render(said("hi")), own.render(said("hi"), tools=tools)) == ("plain", "with tools")
 

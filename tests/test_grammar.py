@@ -132,6 +132,12 @@ def test_cursor_keeps_a_window_of_states(vocab: Any, monkeypatch: pytest.MonkeyP
     assert len(calls) == 50, "negative control: what lies behind the window is accepted again"
 
 
+def test_cursor_forgets_the_tokens_it_rewound(vocab: Any, everything: np.ndarray) -> None:
+    cursor = GrammarCursor(GrammarState.parse(vocab, 'root ::= "abcde" "1" | "abe" "2"'))
+    for text, following in (("abcd", "e"), ("abe", "2"), ("abcde", "1")):
+        assert everything[cursor.at(ids_of(text)).allowed(everything)].tolist() == ids_of(following)
+
+
 def test_cursor_survives_a_forbidden_token(vocab: Any, everything: np.ndarray) -> None:
     cursor = GrammarCursor(GrammarState.parse(vocab, 'root ::= "abc"'))
     with pytest.raises(BackendError):

@@ -15,8 +15,11 @@ EOG = 999_999
 property_test = settings(derandomize=True, deadline=None, max_examples=300)
 
 # Few letters, so that stop strings overlap one another and themselves; characters of 1 to 4 bytes.
-texts = st.text(alphabet="ab\n é한👍🏽e\u0301", max_size=30)
-stop_lists = st.lists(st.text(alphabet="ab\né한👍", min_size=1, max_size=4), max_size=3)
+texts = st.text(alphabet="ab", max_size=30) | st.text(alphabet="ab\n é한👍🏽e\u0301", max_size=30)
+stop_lists = st.lists(
+    st.text(alphabet="ab", min_size=2, max_size=5) | st.text(alphabet="ab\né한👍", min_size=1, max_size=4),
+    max_size=3,
+)
 
 
 @st.composite
@@ -113,14 +116,10 @@ def test_no_more_is_held_back_than_may_become_a_stop_string(
 
 @property_test
 @given(texts, stop_lists, st.data())
-def test_where_a_stop_cuts_does_not_depend_on_the_split(
-    text: str, stop: list[str], data: st.DataObject
-) -> None:
+def test_where_a_stop_cuts_does_not_depend_on_the_split(text: str, stop: list[str], data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(text)))
     whole, halves = StopBuffer(stop), StopBuffer(stop)
-    assert (
-        whole.feed(text) + whole.flush() == halves.feed(text[:at]) + halves.feed(text[at:]) + halves.flush()
-    )
+    assert whole.feed(text) + whole.flush() == halves.feed(text[:at]) + halves.feed(text[at:]) + halves.flush()
 
 
 def test_brute_force_would_notice_a_leak() -> None:
@@ -141,6 +140,13 @@ def test_order_is_eos_then_stop_then_length() -> None:
     assert run([b"a", b"#"], [2, 1], stop=["#"], max_tokens=2) == (["a", ""], 2, "stop")
     assert run([b"a"], [1, 1], stop=["#"], max_tokens=2) == (["a", ""], 2, "eos")
     assert run([b"a"], [2], max_tokens=1) == (["a"], 1, "length")
+
+
+def test_of_several_stops_the_first_complete_one_ends_the_text() -> None:
+    assert run([b"xabcd"], [1], stop=["cd", "ab"])[0] == ["x"]
+    assert run([b"xabcd"], [1], stop=["abcd", "bc"])[0] == ["xa"]
+    assert run([b"xabcd"], [1], stop=["bc", "abc"])[0] == ["x"]
+    assert run([b"xaa", b"aab"], [2, 1], stop=["aaab"])[0] == ["x", "a"]
 
 
 def test_held_text_is_released_at_the_end() -> None:
