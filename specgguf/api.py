@@ -394,6 +394,8 @@ class SpeculativeLlama:
             enable_thinking: passed to the template; None leaves the choice to it.
         """
         request = tool_request(tools, tool_choice, response_format, functions, function_call)
+        if request.tools and not request.forced and not self._template.knows_tools:
+            raise Unsupported("this model's chat template knows no tools", hint="force one with tool_choice")
         if grammar is None:
             grammar = request.grammar
         wanted = (top_logprobs or 0) if logprobs else None

@@ -10,6 +10,7 @@ from .completion import response_grammar
 from .config import DraftConfig, SamplingParams, parse_draft
 from .errors import ConfigError, Unsupported
 from .grammar import grammar_text, json_grammar
+from .tool_calls import choose
 
 # Arguments of llama-cpp-python that change the law in ways that cannot be exact here, and their neutral values.
 NEUTRAL: dict[str, tuple[Any, str]] = {
@@ -102,21 +103,7 @@ def tool_request(
     if functions is not None or function_call is not None:
         name = "functions" if functions is not None else "function_call"
         raise Unsupported(f"{name} is not supported: {NEUTRAL[name][1]}")
-    if not tools:
-        return ToolRequest(grammar=response_grammar(response_format))
-    schemas: dict[str, Any] = {}
-    for i, tool in enumerate(tools):
-        function = tool.get("function") if isinstance(tool, Mapping) else None
-        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            raise ConfigError(f"tools[{i}] must be {{'type': 'function', 'function': {{'name': …}}}}")
-        schemas[function["name"]] = function.get("parameters") or {"type": "object"}
-    if tool_choice == "none":
-        return ToolRequest(grammar=response_grammar(response_format))
-    if tool_choice in (None, "auto"):
-        return ToolRequest(list(tools), grammar=response_grammar(response_format))
-    if isinstance(tool_choice, Mapping):
-        chosen = (tool_choice.get("function") or {}).get("name")
-        if not isinstance(chosen, str) or chosen not in schemas:
-            raise ConfigError(f"tool_choice names {chosen!r}, which is not among the tools")
-        return ToolRequest(list(tools), forced=chosen, grammar=json_grammar(schemas[chosen]))
-    raise Unsupported(f"tool_choice {tool_choice!r} is not supported: auto, none, or one function by name")
+    choice = choose(tools, tool_choice)
+    if choice.forced:
+        return ToolRequest(list(choice.tools), choice.forced, json_grammar(choice.schema))
+    return ToolRequest(list(choice.tools) or None, grammar=response_grammar(response_format))

@@ -238,6 +238,19 @@ def test_forced_tool(ours: SpeculativeLlama, theirs: Any) -> None:
     same(ours.create_chat_completion(plain, **keywords), theirs.create_chat_completion(plain, **keywords))
 
 
+def test_tools_that_the_template_would_swallow_are_refused(ours: SpeculativeLlama) -> None:
+    from specgguf.errors import ConfigError, Unsupported
+
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    messages = [{"role": "user", "content": "n"}]
+    with pytest.raises(Unsupported, match="knows no tools"):
+        ours.create_chat_completion(messages, tools=tools, max_tokens=2)
+    assert ours.create_chat_completion(messages, tools=tools, tool_choice="none", max_tokens=2)
+    for wrong in ("any", {"function": "f"}, {"type": "function", "function": {"name": "g"}}):
+        with pytest.raises(ConfigError, match="tool_choice"):
+            ours.create_chat_completion(messages, tools=tools, tool_choice=wrong, max_tokens=2)
+
+
 def test_tokens(ours: SpeculativeLlama, theirs: Any) -> None:
     for text in (b"", b" word", "é 한국 👍".encode(), b"<|im_end|>", b"\xff\xfe"):
         for keywords in ({}, {"add_bos": False}, {"special": True}):
