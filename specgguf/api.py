@@ -444,6 +444,10 @@ class SpeculativeLlama:
         or soon while it reads the prompt. Both caches stay valid."""
         self._engine.cancel()
 
+    def finish(self) -> None:
+        """End the running generation after its round, from any thread: its text so far, finish_reason "length"."""
+        self._engine.finish()
+
     def reset(self) -> None:
         """Forget what the caches hold."""
         self._engine.clear()

@@ -68,7 +68,7 @@ class Engine:
         self._adaptive: Adaptive | None = None
         self._lock = threading.RLock()
         self._owner: Iterator[Round] | None = None
-        self._cancelled = False
+        self._cancelled = self._finishing = False
         if config.draft == "auto":
             self._controller(config)
 
@@ -136,7 +136,7 @@ class Engine:
             if self._owner is not None:
                 self._owner.close()  # type: ignore[attr-defined]
             self._owner = rounds
-            self._cancelled = False
+            self._cancelled = self._finishing = False
             for model in self._models():
                 model.resume()
             self.last = Stats()
@@ -150,7 +150,7 @@ class Engine:
                         raise Busy("a newer generation took this engine over")
                     if self._cancelled:
                         raise Cancelled("stopped")
-                    round = next(rounds, None)
+                    round = None if self._finishing else next(rounds, None)
                     if round is None:
                         return
                     self._count(round, self.off_reason or controller.rest_reason)
@@ -171,6 +171,10 @@ class Engine:
         self._cancelled = True
         for model in self._models():
             model.cancel()
+
+    def finish(self) -> None:
+        """End the running generation after its round (its first one, while it reads the prompt)."""
+        self._finishing = True
 
     def _models(self) -> list[Model]:
         return [m for m in (self.draft_model, self.target) if m is not None]
