@@ -9,10 +9,14 @@ more rows than tokens, a full context. Rows are overwritten by the next `extend`
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
+from specgguf.rounds import Plan, Round
+
 Table = Callable[[tuple[int, ...]], np.ndarray]  # context -> logits (n_vocab,) float32
+GoOn = Callable[[int, Any], bool]
 
 
 def logits_of(probs: np.ndarray) -> np.ndarray:
@@ -149,6 +153,22 @@ class FakeCutter:
             if len(self.seen) >= self.max_tokens:
                 return i + 1, "length"
         return len(tokens), None
+
+
+class Script:
+    """A controller that drafts by a list of lengths, over and over, whatever happens."""
+
+    def __init__(self, lengths: Sequence[int], go_on: GoOn | None = None) -> None:
+        self.lengths = lengths
+        self.go_on = go_on
+        self.rounds: list[Round] = []
+
+    def plan(self, room: int) -> Plan:
+        n_max = min(self.lengths[len(self.rounds) % len(self.lengths)], room)
+        return Plan(n_max) if self.go_on is None else Plan(n_max, self.go_on)
+
+    def observe(self, round: Round) -> None:
+        self.rounds.append(round)
 
 
 class FakeClock:

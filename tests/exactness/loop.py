@@ -13,35 +13,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from enumeration import output_law, total_variation
-from fakes import FakeClock, FakeCutter, FakeModel, Table
+from fakes import FakeClock, FakeCutter, FakeModel, GoOn, Script, Table
 
 from specgguf.config import SamplingParams
 from specgguf.drafter import Drafter, ModelDrafter
 from specgguf.generate import generate
-from specgguf.rounds import Plan, Round
+from specgguf.rounds import Round
 from specgguf.sampling import Rng, Transform
 from specgguf.verifier import Rule, verify_token
 
 PLAIN = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)  # the law of the logits themselves
 
 Text = tuple[tuple[int, ...], str | None]
-Go = Callable[[int, Any], bool]
-
-
-class Script:
-    """A controller that drafts by a list of lengths, over and over, whatever happens."""
-
-    def __init__(self, lengths: Sequence[int], go_on: Go | None = None) -> None:
-        self.lengths = lengths
-        self.go_on = go_on
-        self.rounds: list[Round] = []
-
-    def plan(self, room: int) -> Plan:
-        n_max = min(self.lengths[len(self.rounds) % len(self.lengths)], room)
-        return Plan(n_max) if self.go_on is None else Plan(n_max, self.go_on)
-
-    def observe(self, round: Round) -> None:
-        self.rounds.append(round)
 
 
 @dataclass(frozen=True)
@@ -81,7 +64,7 @@ class Setting:
 MakeController = Callable[[FakeModel, FakeModel | None], tuple[Any, FakeClock | None]]
 
 
-def fixed(k: int, go_on: Go | None = None) -> MakeController:
+def fixed(k: int, go_on: GoOn | None = None) -> MakeController:
     return lambda _target, _draft: (Script([k], go_on), None)
 
 

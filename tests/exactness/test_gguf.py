@@ -19,8 +19,7 @@ import numpy as np
 import pytest
 from conftest import Pair
 from enumeration import output_law, total_variation
-from fakes import FakeCutter
-from loop import Script
+from fakes import FakeCutter, Script
 
 from specgguf import rewind
 from specgguf.config import SamplingParams

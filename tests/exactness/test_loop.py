@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 from enumeration import EnumeratingRng, expectation, output_law, total_variation, walk
-from fakes import FakeClock, FakeCutter, FakeModel, random_table
-from loop import PLAIN, MakeController, Script, Setting, distance, fixed, reference, run, script
+from fakes import FakeClock, FakeCutter, FakeModel, Script, random_table
+from loop import PLAIN, MakeController, Setting, distance, fixed, reference, run, script
 
 from specgguf.controller import Adaptive, Fixed
 from specgguf.costs import Costs
