@@ -221,9 +221,15 @@ def user_folder() -> Path:
     return Path(platformdirs.user_config_dir("specgguf")) / "presets"
 
 
+def is_name(name: str) -> bool:
+    """Whether a preset may be called so."""
+    return _NAME.fullmatch(name) is not None
+
+
 def names() -> list[str]:
-    """All presets, the user's own among them, sorted."""
-    return sorted({p.stem for folder in (_here(), user_folder()) for p in folder.glob("*.toml")})
+    """All presets, the user's own among them, sorted with numbers as numbers (8gb before 16gb)."""
+    found = {p.stem for folder in (_here(), user_folder()) for p in folder.glob("*.toml")}
+    return sorted(found, key=lambda name: [(int(part), "") if part.isdigit() else (0, part) for part in _parts(name)])
 
 
 def load(name: str) -> Preset:
@@ -232,7 +238,7 @@ def load(name: str) -> Preset:
     Raises:
         ConfigError: no such preset, or a file that does not validate.
     """
-    if _NAME.fullmatch(name):
+    if is_name(name):
         for folder in (user_folder(), _here()):
             path = folder / f"{name}.toml"
             if path.is_file():
@@ -298,6 +304,10 @@ def _table(value: object, where: str) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise ConfigError(f"{where} must be a table, not {value!r}")
     return dict(value)
+
+
+def _parts(name: str) -> list[str]:
+    return re.findall(r"\d+|\D+", name)
 
 
 def _here() -> Path:

@@ -62,8 +62,13 @@ def plan_of(preset: Preset, machine: Machine, *, offline: bool | None = None) ->
     Raises:
         SpecggufError: a user's preset whose reference leads nowhere.
     """
-    n_outputs = preset.draft_max + 1
-    common = Load(
+    target, draft = loads_of(preset, offline=offline)
+    return Plan(machine, target, draft)
+
+
+def loads_of(preset: Preset, *, offline: bool | None = None) -> tuple[Load, Load | None]:
+    """How a preset's models are to be loaded. Raises as `plan_of`."""
+    target = Load(
         peek.peek(preset.target, offline=offline).dims,
         n_ctx=preset.n_ctx,
         n_gpu_layers=-1 if preset.n_gpu_layers is None else preset.n_gpu_layers,
@@ -71,13 +76,11 @@ def plan_of(preset: Preset, machine: Machine, *, offline: bool | None = None) ->
         type_v=preset.type_v,
         flash_attn=preset.flash_attn,
         n_ubatch=preset.n_ubatch,
-        n_outputs=n_outputs,
     )
     if preset.draft is None:
-        return Plan(machine, common)
+        return target, None
     of_draft = peek.peek(preset.draft, offline=offline).dims
-    draft = replace(common, dims=of_draft, type_k=preset.draft_type_k, type_v=preset.draft_type_v)
-    return Plan(machine, common, draft)
+    return target, replace(target, dims=of_draft, type_k=preset.draft_type_k, type_v=preset.draft_type_v)
 
 
 def largest_n_ctx(plan: Plan) -> int:

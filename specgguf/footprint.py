@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from .config import KV_TYPES
+from .config import DRAFT_MAX_LIMIT, KV_TYPES
 from .dims import Dims
 from .errors import BackendError
 from .hardware import MIB, Machine
@@ -33,7 +33,7 @@ OWN_CONTEXT = 256  # cells of the minimal context that `llama_cpp.Llama` keeps b
 class Load:
     """How a model is to be loaded; n_gpu_layers -1 puts all of it on the device, 0 nothing.
 
-    `n_outputs` is how many rows of logits a pass may give: draft_max + 1 in specgguf's own contexts.
+    `n_outputs` is how many rows of logits a pass may give; specgguf's own contexts allow the longest draft and one.
     """
 
     dims: Dims
@@ -43,7 +43,7 @@ class Load:
     type_v: str = "f16"
     flash_attn: bool = True
     n_ubatch: int = 512
-    n_outputs: int = 8
+    n_outputs: int = DRAFT_MAX_LIMIT + 1
 
     @property
     def n_offloaded(self) -> int:
@@ -150,10 +150,13 @@ def kv_bytes_by_layer(load: Load) -> list[int]:
 
 
 def compute_bytes(load: Load) -> int:
-    """The compute buffer of our context and of the minimal one beside it."""
-    return graph_bytes(load) + int(
-        OWN_CONTEXT * 2 * sum(load.dims.k_width + load.dims.v_width) + 16 * 4 * load.dims.n_vocab
-    )
+    """The compute buffer of our context, and what the minimal context of `llama_cpp.Llama` beside it takes."""
+    return graph_bytes(load) + minimal_context_bytes(load.dims)
+
+
+def minimal_context_bytes(dims: Dims) -> int:
+    """The caches and logits of the context that `llama_cpp.Llama` keeps for itself."""
+    return 2 * OWN_CONTEXT * sum(dims.k_width + dims.v_width) + 16 * 4 * dims.n_vocab
 
 
 def graph_bytes(load: Load) -> int:
@@ -210,12 +213,13 @@ def measured(load: Load, path: Path, kind: str = "cpu", *, timeout_s: float = 12
         raise BackendError(f"llama.cpp cannot plan {path.name} without loading it") from None
     if "error" in answer:
         raise BackendError(answer["error"])
-    return _with_measured(need(load, kind), answer, kind)
+    return _with_measured(need(load, kind), answer, kind, load.dims)
 
 
-def _with_measured(by_formula: Need, answer: dict[str, Any], kind: str) -> Need:
+def _with_measured(by_formula: Need, answer: dict[str, Any], kind: str, dims: Dims) -> Need:
     host = sum(n for device, n in answer["compute"].items() if device.upper().startswith("CPU"))
     device = sum(answer["compute"].values()) - host
+    device += minimal_context_bytes(dims)
     kv = answer["kv_bytes"] + answer["state_bytes"]
     if kind == "cpu":
         return replace(by_formula, host_compute=host + device, host_kv=kv)

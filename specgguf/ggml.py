@@ -56,6 +56,12 @@ def devices() -> list[RawDevice]:
     return found
 
 
+def build_info() -> tuple[str, str]:
+    """Version of llama-cpp-python, and llama.cpp's own line about what it was compiled with."""
+    backend.start()
+    return str(llama_cpp.__version__), _text(llama_cpp.llama_print_system_info()).strip()
+
+
 def _library() -> Any:
     backend.start()
     try:

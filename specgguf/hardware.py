@@ -235,6 +235,19 @@ def _container_limit() -> tuple[int, int]:
     return 0, 0
 
 
+def unused_gpu(machine: Machine) -> str:
+    """A graphics device that this computer seems to have and this build of llama.cpp cannot use; "" if none."""
+    if machine.gpus:
+        return ""
+    if Path("/proc/driver/nvidia/gpus").is_dir() or Path("/dev/nvidia0").exists():
+        return "CUDA"
+    if sys.platform == "darwin" and os.uname().machine == "arm64":
+        return "METAL"
+    if Path("/dev/kfd").exists():
+        return "HIP"
+    return "VULKAN" if any(Path("/dev/dri").glob("renderD*")) else ""
+
+
 def cpu_name() -> str:
     """The processor's name, or an empty string."""
     with suppress(OSError):
