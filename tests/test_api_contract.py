@@ -24,7 +24,7 @@ from specgguf import SpeculativeLlama
 N_CTX = 256
 SAME: dict[str, Any] = {"n_ctx": N_CTX, "n_threads": 1, "n_threads_batch": 1, "flash_attn": False}
 PROMPT = "a word list in python"
-MESSAGES = [
+MESSAGES: list[dict[str, Any]] = [
     {"role": "system", "content": "be brief"},
     {"role": "user", "content": [{"type": "text", "text": "the number of words"}]},
 ]
@@ -49,7 +49,7 @@ def theirs(paths: tuple[str, str]) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module", params=["off", 3])
-def ours(request: pytest.FixtureRequest, paths: tuple[str, str]) -> Iterator[SpeculativeLlama]:
+def ours(request: pytest.FixtureRequest, paths: tuple[str, str]) -> Iterator[Any]:
     with SpeculativeLlama(*paths, draft=request.param, **SAME) as llm:
         yield llm
         assert (llm.stats.draft_n_accepted > 0) == (request.param == 3), "the draft was (not) at work"
@@ -104,14 +104,14 @@ COMPLETIONS: dict[str, Json] = {
 
 
 @pytest.mark.parametrize("name", COMPLETIONS)
-def test_completion(ours: SpeculativeLlama, theirs: Any, name: str) -> None:
+def test_completion(ours: Any, theirs: Any, name: str) -> None:
     keywords = {"temperature": 0.0, **COMPLETIONS[name]}
     wanted = theirs.create_completion(PROMPT, **keywords)
     same(ours.create_completion(PROMPT, **keywords), wanted)
     same(ours(PROMPT, **keywords), wanted)
 
 
-def test_no_limit(ours: SpeculativeLlama) -> None:
+def test_no_limit(ours: Any) -> None:
     """Zero, negative and None are the same: until the context is full."""
     first, *others = (ours(PROMPT, temperature=0.0, max_tokens=n) for n in (None, 0, -1))
     for other in others:
@@ -124,7 +124,7 @@ def without_timings(reply: Json) -> Json:
     return {key: value for key, value in reply.items() if key != "timings"}
 
 
-def test_completion_of_tokens(ours: SpeculativeLlama, theirs: Any) -> None:
+def test_completion_of_tokens(ours: Any, theirs: Any) -> None:
     ids = theirs.tokenize(PROMPT.encode())
     same(
         ours.create_completion(ids, temperature=0.0, max_tokens=20),
@@ -132,7 +132,7 @@ def test_completion_of_tokens(ours: SpeculativeLlama, theirs: Any) -> None:
     )
 
 
-def test_completion_with_stop(ours: SpeculativeLlama, theirs: Any) -> None:
+def test_completion_with_stop(ours: Any, theirs: Any) -> None:
     text = theirs(PROMPT, temperature=0.0, max_tokens=60)["choices"][0]["text"]
     keywords: Json = {"temperature": 0.0, "max_tokens": 60, "stop": ["never this", inside(text)]}
     reply = ours(PROMPT, **keywords)
@@ -140,10 +140,11 @@ def test_completion_with_stop(ours: SpeculativeLlama, theirs: Any) -> None:
     assert reply["choices"][0]["finish_reason"] == "stop"
 
 
-def test_completion_stream(ours: SpeculativeLlama, theirs: Any) -> None:
+def test_completion_stream(ours: Any, theirs: Any) -> None:
     text = theirs(PROMPT, temperature=0.0, max_tokens=60)["choices"][0]["text"]
-    for keywords in ({}, {"stop": [inside(text)]}, {"logprobs": 2}):
-        keywords = {"temperature": 0.0, "max_tokens": 40, "stream": True, **keywords}
+    variants: tuple[Json, ...] = ({}, {"stop": [inside(text)]}, {"logprobs": 2})
+    for variant in variants:
+        keywords = {"temperature": 0.0, "max_tokens": 40, "stream": True, **variant}
         same_stream(list(ours(PROMPT, **keywords)), list(theirs(PROMPT, **keywords)), "text")
 
 
@@ -185,7 +186,7 @@ CHATS: dict[str, Json] = {
 
 
 @pytest.mark.parametrize("name", CHATS)
-def test_chat(ours: SpeculativeLlama, theirs: Any, name: str) -> None:
+def test_chat(ours: Any, theirs: Any, name: str) -> None:
     plain = [
         {**m, "content": m["content"] if isinstance(m["content"], str) else m["content"][0]["text"]} for m in MESSAGES
     ]
@@ -198,7 +199,7 @@ def test_chat(ours: SpeculativeLlama, theirs: Any, name: str) -> None:
     )
 
 
-def test_what_is_added(ours: SpeculativeLlama) -> None:
+def test_what_is_added(ours: Any) -> None:
     """`from_draft` marks the tokens that `timings` and `stats` count as accepted and kept."""
     chunks = list(ours(PROMPT, temperature=0.0, max_tokens=50, stream=True))
     timings = chunks[-1]["timings"]
@@ -212,7 +213,7 @@ def test_what_is_added(ours: SpeculativeLlama) -> None:
     assert ours(PROMPT, temperature=0.0, max_tokens=3, draft="off")["timings"]["draft_n"] == 0
 
 
-def test_grammars(ours: SpeculativeLlama, theirs: Any) -> None:
+def test_grammars(ours: Any, theirs: Any) -> None:
     grammar = llama_cpp.LlamaGrammar.from_string('root ::= ("the " | "word ")+ [0-9]{3,5} "."', verbose=False)
     keywords: Json = {"temperature": 0.0, "max_tokens": 40, "grammar": grammar}
     same(ours(PROMPT, **keywords), theirs(PROMPT, **keywords))
@@ -226,7 +227,7 @@ def test_grammars(ours: SpeculativeLlama, theirs: Any) -> None:
     same(ours.create_chat_completion(plain, **keywords), theirs.create_chat_completion(plain, **keywords))
 
 
-def test_forced_tool(ours: SpeculativeLlama, theirs: Any) -> None:
+def test_forced_tool(ours: Any, theirs: Any) -> None:
     parameters = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
     keywords: Json = {
         "temperature": 0.0,
@@ -238,7 +239,7 @@ def test_forced_tool(ours: SpeculativeLlama, theirs: Any) -> None:
     same(ours.create_chat_completion(plain, **keywords), theirs.create_chat_completion(plain, **keywords))
 
 
-def test_tools_that_the_template_would_swallow_are_refused(ours: SpeculativeLlama) -> None:
+def test_tools_that_the_template_would_swallow_are_refused(ours: Any) -> None:
     from specgguf.errors import ConfigError, Unsupported
 
     tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
@@ -251,7 +252,7 @@ def test_tools_that_the_template_would_swallow_are_refused(ours: SpeculativeLlam
             ours.create_chat_completion(messages, tools=tools, tool_choice=wrong, max_tokens=2)
 
 
-def test_tokens(ours: SpeculativeLlama, theirs: Any) -> None:
+def test_tokens(ours: Any, theirs: Any) -> None:
     for text in (b"", b" word", "é 한국 👍".encode(), b"<|im_end|>", b"\xff\xfe"):
         for keywords in ({}, {"add_bos": False}, {"special": True}):
             assert ours.tokenize(text, **keywords) == theirs.tokenize(text, **keywords)
@@ -296,7 +297,7 @@ REFUSED: dict[str, Json] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_not_supported_is_refused_by_name(ours: SpeculativeLlama, name: str) -> None:
+def test_what_is_not_supported_is_refused_by_name(ours: Any, name: str) -> None:
     from specgguf.errors import Unsupported
 
     with pytest.raises(Unsupported, match=name):
@@ -309,4 +310,5 @@ def test_a_quantised_cache_needs_no_other_keyword(tiny_folder: Path) -> None:
     path = str(tiny.write_llama(tiny_folder / "one-head.gguf", tiny.chat(), shape=shape))
     keywords: Json = {"type_k": "q8_0", "type_v": "q8_0", "draft_type_k": "q8_0", "n_threads": 1}
     with SpeculativeLlama(path, path, n_ctx=N_CTX, draft=3, **keywords) as llm:
-        assert llm(PROMPT, max_tokens=5)["usage"]["completion_tokens"] == 5
+        reply: Any = llm(PROMPT, max_tokens=5)
+        assert reply["usage"]["completion_tokens"] == 5
