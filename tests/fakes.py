@@ -156,16 +156,19 @@ class FakeCutter:
 
 
 class Script:
-    """A controller that drafts by a list of lengths, over and over, whatever happens."""
+    """A controller that drafts by a list of lengths, over and over, whatever happens; where it rests it may let
+    the draft score the last `probe` plain tokens."""
 
-    def __init__(self, lengths: Sequence[int], go_on: GoOn | None = None) -> None:
+    def __init__(self, lengths: Sequence[int], go_on: GoOn | None = None, *, probe: int = 0) -> None:
         self.lengths = lengths
         self.go_on = go_on
+        self.probe = probe
         self.rounds: list[Round] = []
 
     def plan(self, room: int) -> Plan:
         n_max = min(self.lengths[len(self.rounds) % len(self.lengths)], room)
-        return Plan(n_max) if self.go_on is None else Plan(n_max, self.go_on)
+        probe = 0 if n_max else self.probe
+        return Plan(n_max, probe=probe) if self.go_on is None else Plan(n_max, self.go_on, probe=probe)
 
     def observe(self, round: Round) -> None:
         self.rounds.append(round)

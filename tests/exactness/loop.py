@@ -68,8 +68,8 @@ def fixed(k: int, go_on: GoOn | None = None) -> MakeController:
     return lambda _target, _draft: (Script([k], go_on), None)
 
 
-def script(*lengths: int) -> MakeController:
-    return lambda _target, _draft: (Script(lengths), None)
+def script(*lengths: int, probe: int = 0) -> MakeController:
+    return lambda _target, _draft: (Script(lengths, probe=probe), None)
 
 
 def run(

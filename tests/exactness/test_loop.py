@@ -64,6 +64,31 @@ def test_resting_and_resuming(rule: Any, lengths: tuple[int, ...]) -> None:
 TWO_IDS = pair(length=6, v=2, v_draft=2)  # long enough for every length from 0 to 3
 
 
+@rules
+@pytest.mark.parametrize("context", [0, 16])
+def test_probing_while_resting(rule: Any, context: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The draft scores plain tokens, with the middle of the text skipped or not; the law does not move."""
+    monkeypatch.setattr("specgguf.drafter.SCORE_CONTEXT", context)
+    setting = pair(length=6, v=2, v_draft=2)
+    assert distance(setting, script(0, 0, 0, 2, 0, probe=2), rule) < EXACT
+    assert off_text(pair(length=60, n_ctx=80), script(0, 0, 3, 0, 0, 0, 2, probe=1)) < EXACT
+
+
+def test_a_probe_is_the_overlap_of_the_laws() -> None:
+    """Σ min(p, q) after the same text, for each of the last plain tokens."""
+    setting = pair(length=12)
+    assert setting.q is not None
+    (out, _), rounds = run(setting, Rng(3), script(0, probe=4))
+    scored = 0
+    for n, round in enumerate(rounds):
+        for i, (_, overlap) in enumerate(reversed(round.probe)):
+            context = (*setting.prompt, *out[: n - 1 - i])
+            p, q = (np.exp(table(context).astype(np.float64)) for table in (setting.p, setting.q))
+            assert overlap == pytest.approx(np.minimum(p, q).sum(), abs=1e-6)
+            scored += 1
+    assert scored >= 10
+
+
 def adaptive(**costs: Any) -> MakeController:
     """The adaptive controller under a clock that moves by what the models decode."""
 
