@@ -185,7 +185,8 @@ class Transform:
             generated: all tokens generated so far, the drafted ones before this row included.
 
         Raises:
-            BackendError: the row holds a NaN, or nothing is allowed.
+            BackendError: the row holds a NaN.
+            ConfigError: the parameters allow no token.
         """
         logits = self._adjusted(logits[: self.n_vocab], generated)
         params = self.params
@@ -248,7 +249,7 @@ class Transform:
                 break
             width *= 4
         if not len(legal):
-            raise BackendError("the grammar allows no token of this model here")
+            raise ConfigError("the grammar allows no token of this model here")
         return legal[:k] if k > 0 else legal
 
 
@@ -261,7 +262,7 @@ def _possible(logits: Logits, ids: Ids) -> Ids:
         return ids
     ids = ids[scores > -np.inf]
     if not len(ids):
-        raise BackendError("logit_bias forbids every token")
+        raise ConfigError("logit_bias forbids every token")
     return ids
 
 
