@@ -33,7 +33,7 @@ def draft(room: Room, words: str) -> None:
     engine = room.talk.loaded.engine
     if words:
         engine.draft = parse_draft(words)
-        room.settings.put("draft", engine.draft, "/draft")
+        room.settings.put("draft", engine.draft, "by /draft")
     if not room.talk.loaded.draft_model:
         room.notes.tell("there is no draft model: every token is the target's own (/model REF DRAFT loads one)")
         return
@@ -52,7 +52,7 @@ def highlight(room: Room, words: str) -> None:
     on = not room.settings["highlight"]
     if words:
         on = BY_NAME["highlight"].parse(words, where="/highlight")
-    room.settings.put("highlight", on, "/highlight")
+    room.settings.put("highlight", on, "by /highlight")
     if not on:
         room.notes.tell("highlighting is off")
         return
@@ -65,7 +65,7 @@ def stats(room: Room, words: str) -> None:
     """/stats: the page; on or off switches the line after each answer."""
     if words:
         on = BY_NAME["stats"].parse(words, where="/stats")
-        room.settings.put("stats", on, "/stats")
+        room.settings.put("stats", on, "by /stats")
         room.notes.tell(f"the line of statistics after each answer is {'on' if on else 'off'}")
         return
     engine = room.talk.loaded.engine
@@ -170,7 +170,7 @@ def set_(room: Room, words: str) -> None:
     if text:
         before, origin = room.settings[name], room.settings.origin(name)
         value = BY_NAME[name].default if text == "default" else BY_NAME[name].parse(text, where="/set")
-        room.settings.put(name, value, "default" if text == "default" else "/set")
+        room.settings.put(name, value, "default" if text == "default" else "by /set")
         try:
             room.settings.sampling()
         except ConfigError:
@@ -186,10 +186,10 @@ def set_(room: Room, words: str) -> None:
 def think(room: Room, words: str) -> None:
     """/think: on and off ask the template; dim, show and hide are how reasoning is displayed."""
     if words in ("on", "off"):
-        room.settings.put("thinking", words, "/think")
+        room.settings.put("thinking", words, "by /think")
     elif words:
         try:
-            room.settings.put("think", BY_NAME["think"].parse(words, where="/think"), "/think")
+            room.settings.put("think", BY_NAME["think"].parse(words, where="/think"), "by /think")
         except ConfigError as error:
             raise ConfigError(f"/think takes on, off, dim, show or hide, not {words!r}") from error
     asked = room.settings["thinking"] or "left to the model"

@@ -10,10 +10,10 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from specgguf.cli import exits
 from specgguf.cli.notes import Notes
@@ -22,56 +22,31 @@ from specgguf.cli.settings import Settings
 
 from specgguf.errors import SpecggufError
 
+if TYPE_CHECKING:
+    from specgguf.stats import Stats
+
 # Settings that are keywords of SpeculativeLlama, besides the pair itself.
 KEYWORDS = ("draft", "draft_max", "n_ctx", "n_gpu_layers", "n_threads", "flash_attn", "type_k", "type_v")
 TICK_S = 0.1
-
-
-class Statistics(Protocol):
-    """What the program reads of `specgguf.stats.Stats`."""
-
-    n_prompt: int
-    n_cached: int
-    n_prefilled: int
-    n_generated: int
-    n_rounds: int
-    draft_n: int
-    draft_n_accepted: int
-    prompt_s: float
-    decode_s: float
-    draft_s: float
-    verify_s: float
-    host_s: float
-    drafted_by_position: list[int]
-    accepted_by_position: list[int]
-    k_trace: list[int]
-    rest_reason: str
-
-    @property
-    def tokens_per_pass(self) -> float: ...
-    @property
-    def tokens_per_second(self) -> float: ...
-    @property
-    def acceptance(self) -> float | None: ...
-    def timings(self) -> dict[str, Any]: ...
+LOUD = "WARNING: "  # how a notice begins that must not be missed
 
 
 class Engine(Protocol):
     """What the program uses of `specgguf.SpeculativeLlama`."""
 
-    notices: list[str]
-    draft: str | int
-
     @property
-    def last(self) -> Statistics: ...
+    def draft(self) -> int | str: ...
+    @draft.setter
+    def draft(self, value: int | str) -> None: ...
     @property
-    def stats(self) -> Statistics: ...
+    def last(self) -> Stats: ...
+    @property
+    def stats(self) -> Stats: ...
     def n_ctx(self) -> int: ...
     def render(self, messages: Sequence[dict[str, Any]], *, enable_thinking: bool | None = None) -> list[int]: ...
-    def detokenize(self, tokens: list[int]) -> bytes: ...
-    def create_chat_completion(
-        self, messages: Sequence[dict[str, Any]], *, stream: bool, **keywords: Any
-    ) -> Generator[dict[str, Any], None, None]: ...
+    def detokenize(self, tokens: list[int], *, special: bool = False) -> bytes: ...
+    @property
+    def create_chat_completion(self) -> Callable[..., Any]: ...
     def cancel(self) -> None: ...
     def close(self) -> None: ...
 
@@ -115,8 +90,11 @@ def load(pair: Pair, settings: Settings, notes: Notes) -> Loaded:
     what = pair.model.name + (f" + {draft}" if draft else "")
     start = time.monotonic()
     engine = _wait_for(lambda: _load(pair, settings), f"loading {what}", notes)
-    for notice in engine.notices:
-        notes.warn(notice)
+    for notice in getattr(engine, "notices", ()):
+        if notice.startswith(LOUD):
+            notes.warn(notice.removeprefix(LOUD))
+        else:
+            notes.say(notice)
     seconds = time.monotonic() - start
     return Loaded(engine, pair.model.name, draft, pair.model_ref, pair.draft_ref, seconds, pair)
 
@@ -128,9 +106,9 @@ def switch(loaded: Loaded, ref: str, draft_ref: str, settings: Settings, notes: 
         SpecggufError: the new models cannot be had; `loaded` is as it was, or was loaded again.
     """
     wanted = settings.copy()
-    wanted.put("model", ref, "/model")
-    wanted.put("draft_model", draft_ref or None, "/model")
-    wanted.put("preset", None, "/model")
+    wanted.put("model", ref, "by /model")
+    wanted.put("draft_model", draft_ref or None, "by /model")
+    wanted.put("preset", None, "by /model")
     pair = pick(wanted, notes)
     loaded.engine.close()  # two pairs at once may not fit
     try:

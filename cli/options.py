@@ -53,6 +53,8 @@ class Setting:
         """
         try:
             return self._parse(value)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}", hint=error.hint) from error
         except (TypeError, ValueError) as error:
             wanted = {"whole": "a whole number", "number": "a number", "bool": "on or off"}
             words = ", ".join(self.kind) if isinstance(self.kind, tuple) else wanted.get(self.kind, "text")

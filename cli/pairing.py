@@ -170,14 +170,14 @@ def preset_values(preset: Preset) -> dict[str, Any]:
     """A preset's values by the names of the settings table."""
     from specgguf.cli.options import BY_NAME
 
-    values = {name: getattr(preset, name) for name in BY_NAME if hasattr(preset, name)}
-    values["draft_flash_attn"] = preset.flash_attn
+    values = {**preset.keywords, **preset.sampling}
     if preset.enable_thinking is not None:
         values["thinking"] = "on" if preset.enable_thinking else "off"
-    values.update(preset.sampling)
-    return {name: value for name, value in values.items() if name in BY_NAME and name != "draft"}
+    return {name: value for name, value in values.items() if name in BY_NAME}
 
 
 def preset_keywords(preset: Preset) -> dict[str, Any]:
     """What a preset says to the engine that is no setting."""
-    return {"n_batch": preset.n_batch, "n_ubatch": preset.n_ubatch}
+    from specgguf.cli.options import BY_NAME
+
+    return {name: value for name, value in preset.keywords.items() if name not in BY_NAME}

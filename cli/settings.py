@@ -18,6 +18,7 @@ from specgguf.config import SamplingParams, did_you_mean
 from specgguf.errors import ConfigError
 
 CONFIG_NAME = "config.toml"
+BY = "by "  # begins the origin of what a slash command set
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Settings(Mapping[str, Any]):
 
     def given_here(self, name: str) -> bool:
         """Whether this very run sets `name`: by a flag, a variable or a slash command."""
-        return self.origin(name).startswith(("flag ", "SPECGGUF_", "/"))
+        return self.origin(name).startswith(("flag ", "SPECGGUF_", BY))
 
     def copy(self) -> Settings:
         """The same settings, to be changed apart."""

@@ -5,8 +5,12 @@ Says only what was measured. A speed-up over plain decoding is not claimed here:
 
 from __future__ import annotations
 
-from specgguf.cli.engine import Statistics
+from typing import TYPE_CHECKING
+
 from specgguf.cli.terminal import Ink
+
+if TYPE_CHECKING:
+    from specgguf.stats import Stats
 
 BARS = "▁▂▃▄▅▆▇█"
 TRACE = 64
@@ -22,7 +26,7 @@ def percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def line(stats: Statistics, n_ctx: int, *, ended: str = "") -> str:
+def line(stats: Stats, n_ctx: int, *, ended: str = "") -> str:
     """The line after an answer. `ended` says how, where that is not obvious."""
     parts = [
         f"{plural(stats.n_generated, 'token')} in {stats.decode_s:.1f} s, {_speed(stats)}",
@@ -34,7 +38,7 @@ def line(stats: Statistics, n_ctx: int, *, ended: str = "") -> str:
     return " | ".join(part for part in parts if part)
 
 
-def drafting(stats: Statistics) -> str:
+def drafting(stats: Stats) -> str:
     """What the draft did, or why it did nothing."""
     if not stats.draft_n:
         return f"draft rests: {stats.rest_reason}" if stats.rest_reason else ""
@@ -53,7 +57,7 @@ def ended_by(finish_reason: str | None, interrupted: bool, n_used: int, n_ctx: i
     return ""
 
 
-def page(last: Statistics, total: Statistics, n_ctx: int, ink: Ink) -> list[str]:
+def page(last: Stats, total: Stats, n_ctx: int, ink: Ink) -> list[str]:
     """The lines behind `/stats`: the last answer in detail, then everything so far."""
     if not last.n_rounds:
         return ["nothing was generated yet"]
@@ -64,11 +68,11 @@ def page(last: Statistics, total: Statistics, n_ctx: int, ink: Ink) -> list[str]
     return [*lines, f"  {said}"] if said else lines
 
 
-def _speed(stats: Statistics) -> str:
+def _speed(stats: Stats) -> str:
     return f"{stats.tokens_per_second:.1f} tok/s"
 
 
-def _positions(stats: Statistics) -> list[str]:
+def _positions(stats: Stats) -> list[str]:
     """Acceptance per position: of the drafts that reached position i, how many tokens were accepted there."""
     drafted, accepted = stats.drafted_by_position, stats.accepted_by_position
     n = max((i + 1 for i, count in enumerate(drafted) if count), default=0)
@@ -88,7 +92,7 @@ def bars(trace: list[int], top: int) -> str:
     return "".join("·" if not k else BARS[min(steps, round(steps * k / max(top, 1)))] for k in trace)
 
 
-def _trace(stats: Statistics, ink: Ink) -> list[str]:
+def _trace(stats: Stats, ink: Ink) -> list[str]:
     trace = stats.k_trace[-TRACE:]
     top = max(trace, default=0)
     if not top:
@@ -97,7 +101,7 @@ def _trace(stats: Statistics, ink: Ink) -> list[str]:
     return [f"drafted  {ink.drafted(bars(trace, top))}  {what}, up to {top} tokens, · rested"]
 
 
-def _rests(stats: Statistics) -> list[str]:
+def _rests(stats: Stats) -> list[str]:
     n = sum(1 for k in stats.k_trace if not k)
     if not n:
         return []
@@ -105,7 +109,7 @@ def _rests(stats: Statistics) -> list[str]:
     return [f"rested   {n} of {plural(len(stats.k_trace), 'round')}{why}"]
 
 
-def _time(stats: Statistics) -> str:
+def _time(stats: Stats) -> str:
     return (
         f"time     prompt {stats.prompt_s:.2f} s, target {stats.verify_s:.2f} s, "
         f"draft {stats.draft_s:.2f} s, the rest {stats.host_s:.2f} s"

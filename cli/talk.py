@@ -116,7 +116,7 @@ class Talk:
                 self.settings.sampling(),
                 sink,
                 answer,
-                prompt_end=engine.detokenize(prompt[-12:]).decode("utf-8", "replace"),
+                prompt_end=engine.detokenize(prompt[-12:], special=True).decode("utf-8", "replace"),
                 enable_thinking=thinking(self.settings),
             )
         finally:

@@ -94,11 +94,11 @@ def ask(
         try:
             stream = engine.create_chat_completion(messages, stream=True, enable_thinking=enable_thinking, **sampling)
             with contextlib.closing(stream):
-                for chunk in stream:
+                for chunk in () if interrupts.seen else stream:
                     show(spans.feed(_read(chunk, answer), bool(chunk.get("from_draft"))))
-                    if interrupts.seen and answer.finish_reason is None:
-                        answer.interrupted = True
+                    if interrupts.seen:
                         break
+            answer.interrupted = interrupts.seen and answer.finish_reason is None
         except (Cancelled, KeyboardInterrupt) as error:
             answer.interrupted = True
             if isinstance(error, KeyboardInterrupt):

@@ -77,7 +77,7 @@ class FakeEngine:
         words = [w for m in messages for w in (f"{m['role']}:", *str(m["content"]).split())]
         return self._ids([*words, self._prompt_end])
 
-    def detokenize(self, tokens: Sequence[int]) -> bytes:
+    def detokenize(self, tokens: list[int], *, special: bool = False) -> bytes:
         return " ".join(self._words[t] for t in tokens).encode()
 
     def create_chat_completion(

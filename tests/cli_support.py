@@ -1,0 +1,73 @@
+"""What the tests of the terminal program share: a home of their own, and a run with a scripted engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from fake_engine import FakeEngine, loaded
+from specgguf.cli import engine
+from specgguf.cli.main import cli
+from specgguf.cli.notes import Notes
+from specgguf.cli.options import SETTINGS
+from specgguf.cli.settings import Settings
+
+FOLDERS = {
+    "XDG_DATA_HOME": "data",
+    "XDG_CONFIG_HOME": "config",
+    "XDG_CACHE_HOME": "cache",
+    "XDG_STATE_HOME": "state",
+}
+
+
+def private_home(folder: Path) -> dict[str, str]:
+    """Variables that keep a program inside `folder`."""
+    return {"HOME": str(folder), **{name: str(folder / sub) for name, sub in FOLDERS.items()}}
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home folder of the test's own, and no variable that would speak."""
+    for name, value in private_home(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    for name in ["NO_COLOR", "SPECGGUF_CONFIG", "SPECGGUF_DEBUG", *(s.env for s in SETTINGS)]:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    return tmp_path
+
+
+@dataclass
+class Ran:
+    """What one run of the program gave."""
+
+    code: int
+    out: str
+    err: str
+    raw: bytes  # stdout, untranslated
+
+
+Run = Callable[..., Ran]
+
+
+@pytest.fixture
+def run(home: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """run(*arguments, engine=FakeEngine(...), stdin="") -> Ran."""
+
+    def do(*arguments: str, fake: FakeEngine | None = None, stdin: str | bytes = "", **env: str) -> Ran:
+        fake = fake or FakeEngine()
+
+        def open_engine(settings: Settings, notes: Notes, *, yes: bool = False) -> engine.Loaded:
+            fake.draft = settings["draft"]
+            return loaded(fake)
+
+        monkeypatch.setattr(engine, "open_engine", open_engine)
+        result: Any = CliRunner().invoke(cli, list(arguments), input=stdin, env=env, prog_name="specgguf")
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return Ran(result.exit_code, result.stdout, result.stderr, result.stdout_bytes)
+
+    return do

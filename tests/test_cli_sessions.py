@@ -1,0 +1,162 @@
+"""Conversations on disk: private, whole, locked, readable later."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from cli_support import Run, home, run
+from fake_engine import FakeEngine, pieces
+from specgguf.cli import exits, sessions
+from specgguf.cli.sessions import Session
+
+from specgguf.errors import Busy, ConfigError, ModelNotFound, SpecggufError
+
+__all__ = ["home", "run"]  # fixtures
+
+
+def stored(name: str = "one") -> Session:
+    session = Session(
+        name,
+        messages=[
+            {"role": "user", "content": "What is 1 + 1?"},
+            {"role": "assistant", "content": "2.", "reasoning_content": "easy\nreally"},
+        ],
+        model="demo",
+        settings={"temperature": 0.5},
+    )
+    sessions.save(session)
+    return session
+
+
+def test_round_trip_is_private_and_whole(home: Path) -> None:
+    session = stored()
+    path = sessions.folder() / "one.json"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    assert sessions.load("one") == session
+    assert [p.name for p in path.parent.iterdir()] == ["one.json"]
+
+
+def test_a_failing_write_leaves_the_old_file(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = stored()
+    session.messages.append({"role": "user", "content": "more"})
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(sessions.os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        sessions.save(session)
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_DATA_HOME", str(home / "data"))
+    monkeypatch.setenv("HOME", str(home))
+    assert len(sessions.load("one").messages) == 2
+    assert [p.name for p in sessions.folder().iterdir()] == ["one.json"]
+
+
+def test_keys_of_a_later_version_are_ignored_and_missing_ones_filled(home: Path) -> None:
+    stored()
+    path = sessions.folder() / "one.json"
+    content = json.loads(path.read_text())
+    del content["turns"], content["pending"]
+    path.write_text(json.dumps(content | {"version": 9, "mood": "good"}))
+    session = sessions.load("one")
+    assert (session.version, session.turns, len(session.messages)) == (9, [], 2)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{", '{"messages": [{}]}', '{"messages": [{"role": "user", "content": 3}]}']
+)
+def test_a_damaged_file_is_named(home: Path, content: str) -> None:
+    sessions.folder().mkdir(parents=True)
+    (sessions.folder() / "bad.json").write_text(content)
+    with pytest.raises(SpecggufError, match=r"bad\.json is damaged"):
+        sessions.load("bad")
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a/b", ".hidden", "x" * 200, "a\nb"])
+def test_names_that_are_no_file_names(home: Path, name: str) -> None:
+    with pytest.raises(ConfigError):
+        sessions.load(name)
+
+
+def test_unknown_name_has_a_hint(home: Path) -> None:
+    stored("recipes")
+    with pytest.raises(ModelNotFound) as caught:
+        sessions.load("recipe")
+    assert "recipes" in caught.value.hint
+
+
+def test_fresh_names_do_not_collide(home: Path) -> None:
+    first = sessions.fresh_name("What's a mutex, really? And why so many words?")
+    assert first.endswith("-what-s-a-mutex-really-and")
+    stored(first)
+    assert sessions.fresh_name("What's a mutex, really? And …") == f"{first}-2"
+    assert sessions.fresh_name("¿?")  # no words at all
+
+
+def test_lock(home: Path) -> None:
+    with sessions.Lock("one"), pytest.raises(Busy, match="open in another terminal"):
+        sessions.Lock("one")
+    sessions.Lock("one").release()
+
+
+def test_crash_is_told_once_and_not_while_open(home: Path) -> None:
+    session = stored()
+    session.pending = "unanswered"
+    sessions.save(session)
+    with sessions.Lock("one"):
+        assert list(sessions.crashed()) == []  # somebody is still writing it
+    (sessions.folder() / ".one.lock").touch()  # what a killed program leaves behind
+    assert [s.name for s in sessions.crashed()] == ["one"]
+    assert list(sessions.crashed()) == []
+
+
+def test_list_show_export_rm(run: Run, home: Path) -> None:
+    stored("one")
+    stored("two")
+    listed = run("sessions", "list").out.splitlines()
+    assert {line.split()[0] for line in listed} == {"one", "two"}
+    assert "1 turn " in listed[0]
+    assert "What is 1 + 1?" in listed[0]
+    rows = [json.loads(line) for line in run("sessions", "list", "--json").out.splitlines()]
+    assert {row["turns"] for row in rows} == {1}
+    assert run("sessions", "show", "one").out == run("sessions", "export", "one").out
+    text = run("sessions", "show", "one").out
+    assert text.startswith("# one\n")
+    assert "## You\n\nWhat is 1 + 1?\n\n## Model\n\n> easy\n> really\n\n2.\n" in text
+    assert json.loads(run("sessions", "show", "one", "--json").out)["model"] == "demo"
+    run("sessions", "export", "one", str(home / "one.md"))
+    assert (home / "one.md").read_text() == text
+    assert run("sessions", "rm", "one", "two").code == 0
+    assert run("sessions", "list").out == ""
+    gone = run("sessions", "rm", "one")
+    assert (gone.code, "there is no conversation" in gone.err) == (exits.FAILED, True)
+
+
+def test_resume_takes_models_settings_and_messages(run: Run) -> None:
+    stored()
+    fake = FakeEngine([pieces("Three.")])
+    ran = run("chat", "--resume", "one", "And 1 + 2?", fake=fake)
+    assert ran.code == 0
+    assert [m["role"] for m in fake.asked[0]] == ["user", "assistant", "user"]
+    assert fake.keywords[0]["temperature"] == 0.5
+    session = sessions.load("one")
+    assert session.messages[-1]["content"] == "Three."
+    assert len(session.turns) == 1
+    assert session.turns[0]["timings"]["predicted_n"] == 1
+    assert session.pending == ""
+    run("chat", "--resume", "one", "--temp", "0.9", "x", fake=fake)
+    assert fake.keywords[1]["temperature"] == 0.9
+
+
+def test_a_full_disk_is_told_once_and_the_talk_goes_on(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_session: Session) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(sessions, "save", full)
+    ran = run("chat", "x")
+    assert ran.out == "Hello there.\n"
+    assert ran.err.count("is not saved: No space left") == 1
