@@ -173,13 +173,14 @@ def graph_bytes(load: Load) -> int:
     if load.flash_attn:
         attention = 2 * d.q_width + 2 * d.n_embd + 2 * kv_width
         masks = d.n_masks * (2 * u * cells + (4 * d.head_dim**2 if quantised else 0))
-        widest = 4 * u * max(feed_forward, attention) + masks
     else:
         attention = 3 * d.n_embd + 2 * d.q_width + 2 * d.n_masks * kv_width + cells * d.n_head
         feed_forward = 3 * d.n_ff + 3 * d.n_embd + 2 * d.n_masks * kv_width
-        widest = 4 * u * max(feed_forward, attention) + d.n_masks * 4 * u * cells
-    logits = 4 * (load.n_outputs * d.n_vocab + 2 * u * d.n_embd)
-    return max(widest, logits)
+        masks = d.n_masks * 4 * u * cells
+    logits = 4 * load.n_outputs * (d.n_vocab + 2 * d.n_embd)
+    if load.n_outputs < u:
+        logits += masks
+    return max(4 * u * max(feed_forward, attention) + masks, logits)
 
 
 # --- what llama.cpp itself says -----------------------------------------------------------------------------
@@ -194,17 +195,7 @@ def measured(load: Load, path: Path, kind: str = "cpu", *, timeout_s: float = 12
     Raises:
         BackendError: llama.cpp could not plan this model.
     """
-    settings = {
-        "n_gpu_layers": 0 if kind == "cpu" else load.n_offloaded,
-        "n_ctx": load.n_ctx,
-        "n_batch": load.n_ubatch,
-        "n_ubatch": load.n_ubatch,
-        "n_outputs_max": load.n_outputs,
-        "type_k": KV_TYPES[load.type_k],
-        "type_v": KV_TYPES[load.type_v],
-        "flash_attn_type": int(load.flash_attn),
-    }
-    request = json.dumps({"path": str(path), "settings": settings})
+    request = json.dumps({"path": str(path), "settings": dry_settings(load, kind)})
     command = [sys.executable, "-P", "-c", _CHILD, request]
     child = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
     try:
@@ -214,6 +205,20 @@ def measured(load: Load, path: Path, kind: str = "cpu", *, timeout_s: float = 12
     if "error" in answer:
         raise BackendError(answer["error"])
     return _with_measured(need(load, kind), answer, kind, load.dims)
+
+
+def dry_settings(load: Load, kind: str) -> dict[str, int]:
+    """A load's settings as `ggml.dry_load` takes them."""
+    return {
+        "n_gpu_layers": 0 if kind == "cpu" else load.n_offloaded,
+        "n_ctx": load.n_ctx,
+        "n_batch": load.n_ubatch,
+        "n_ubatch": load.n_ubatch,
+        "n_outputs_max": load.n_outputs,
+        "type_k": KV_TYPES[load.type_k],
+        "type_v": KV_TYPES[load.type_v],
+        "flash_attn_type": int(load.flash_attn),
+    }
 
 
 def _with_measured(by_formula: Need, answer: dict[str, Any], kind: str, dims: Dims) -> Need:

@@ -152,6 +152,8 @@ def dry_load(path: str, settings: Mapping[str, int]) -> Allocated:
         if not ctx:
             raise BackendError(f"llama.cpp could not plan a context: {''.join(lines)[-200:]}")
         log = "".join(lines)
+        llama_cpp.llama_free(ctx)
+        llama_cpp.llama_model_free(model)
     compute: dict[str, int] = {}
     for device, size in _BUFFER.findall(log):
         compute[device] = compute.get(device, 0) + _mib(size)

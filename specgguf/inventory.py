@@ -132,18 +132,20 @@ def _ollama() -> Iterator[Found]:
     roots = [Path(named)] if named else [home() / ".ollama" / "models", Path("/usr/share/ollama/.ollama/models")]
     for root in roots:
         for manifest in sorted(_files(root / "manifests", "")):
-            registry, *middle, model, tag = ("", *manifest.relative_to(root / "manifests").parts)[-4:]
-            name = _ollama_name(registry, middle, model, tag)
-            if name and (blob := _blob(root, manifest)) is not None:
+            parts = manifest.relative_to(root / "manifests").parts
+            if len(parts) > 2 and (blob := _blob(root, manifest)) is not None:
+                name = _ollama_name(*parts)
                 yield Found(name, blob, _bytes(blob), OLLAMA, blob.name.removeprefix("sha256-"))
 
 
-def _ollama_name(registry: str, middle: list[str], model: str, tag: str) -> str:
+def _ollama_name(registry: str, *path: str) -> str:
     """What `ollama run` would take: llama3.2:1b, user/model:tag, hf.co/org/repo:Q4_K_M."""
-    namespace = "/".join(middle)
-    if registry == "registry.ollama.ai":
-        return f"{model}:{tag}" if namespace == "library" else f"{namespace}/{model}:{tag}"
-    return "/".join(part for part in (registry, namespace, model) if part) + f":{tag}"
+    *folders, tag = path
+    if registry != "registry.ollama.ai":
+        folders.insert(0, registry)
+    elif folders[0] == "library":
+        del folders[0]
+    return f"{'/'.join(folders)}:{tag}"
 
 
 def _blob(root: Path, manifest: Path) -> Path | None:

@@ -1,0 +1,190 @@
+"""The formula against llama.cpp's own plan: caches exact, compute buffers within 3 %."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import models
+import pytest
+from conftest import Pair
+
+from specgguf import dims, fit, footprint, ggml
+from specgguf.errors import BackendError
+from specgguf.footprint import Load, dry_settings, graph_bytes, measured, minimal_context_bytes, need
+from specgguf.hardware import GIB, MIB, described
+
+PRINTED = 0.006 * MIB  # llama.cpp logs hundredths of a MiB
+REAL: dict[str, Callable[[], Path]] = {
+    "smollm2": models.smollm2,
+    "gemma": models.gemma,
+    "qwen-1.5b": lambda: models.demo_pair()[0],
+    "qwen-0.5b": lambda: models.demo_pair()[1],
+}
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("model", list(REAL))
+@pytest.mark.parametrize(("n_ctx", "kv"), [(512, "f16"), (4096, "q8_0"), (16384, "f16"), (16384, "q8_0")])
+def test_the_formula_agrees_with_llama_cpp(model: str, n_ctx: int, kv: str) -> None:
+    path = REAL[model]()
+    load = Load(dims.of_file(path), n_ctx=n_ctx, type_k=kv, type_v=kv)
+    theirs = ggml.dry_load(str(path), dry_settings(load, "cpu"))
+    caches = 2 if load.dims.n_masks == 2 else 1  # each is printed, and rounded, by itself
+    assert abs(need(load, "cpu").host_kv - theirs.kv_bytes) <= caches * PRINTED
+    assert graph_bytes(load) == pytest.approx(sum(theirs.compute.values()), rel=0.03)
+    assert load.dims.weights_bytes == pytest.approx(path.stat().st_size, rel=0.03)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("change", [{"flash_attn": False}, {"n_outputs": 512}, {"n_ubatch": 128}], ids=str)
+def test_the_formula_holds_for_other_settings(change: dict[str, int]) -> None:
+    path = models.demo_pair()[1]
+    load = replace(Load(dims.of_file(path)), **change)  # type: ignore[arg-type]
+    theirs = ggml.dry_load(str(path), dry_settings(load, "cpu"))
+    assert graph_bytes(load) == pytest.approx(sum(theirs.compute.values()), rel=0.03)
+
+
+@pytest.mark.real
+def test_a_child_process_says_the_same() -> None:
+    path = models.smollm2()
+    load = Load(dims.of_file(path))
+    theirs = measured(load, path)
+    assert theirs.host_compute == pytest.approx(graph_bytes(load) + minimal_context_bytes(load.dims), rel=0.03)
+    assert theirs.host_weights == need(load, "cpu").host_weights
+
+
+def test_a_wrong_formula_would_be_seen(tiny_chat: Pair) -> None:
+    """Negative control: forgetting one cache, or a quantisation, is far outside the bounds."""
+    load = Load(dims.of_file(tiny_chat.target), n_ctx=4096)
+    theirs = measured(load, tiny_chat.target)
+    halved = replace(load, dims=replace(load.dims, v_width=(0,) * load.dims.n_layer))
+    assert abs(need(halved, "cpu").host_kv - theirs.host_kv) > PRINTED
+    q8 = replace(load, type_k="q8_0", type_v="q8_0")
+    assert abs(need(q8, "cpu").host_kv - theirs.host_kv) > PRINTED
+
+
+@pytest.mark.parametrize("fixture", ["tiny_chat", "tiny_sliding", "tiny_hybrid", "tiny_recurrent"])
+def test_llama_cpp_plans_every_kind_of_memory(fixture: str, request: pytest.FixtureRequest) -> None:
+    path: Path = request.getfixturevalue(fixture).target
+    load = Load(dims.of_file(path), n_ctx=512)
+    theirs = measured(load, path)
+    assert theirs.host_compute > 0
+    assert load.dims.is_sure == (fixture in ("tiny_chat", "tiny_sliding"))
+    if load.dims.is_sure:
+        assert abs(need(load, "cpu").host_kv - theirs.host_kv) <= 2 * PRINTED
+
+
+def test_a_file_that_cannot_be_planned_says_so(tmp_path: Path, tiny_chat: Pair) -> None:
+    load = Load(dims.of_file(tiny_chat.target))
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(tiny_chat.target.read_bytes()[:1000])
+    with pytest.raises(BackendError, match=r"broken\.gguf"):
+        measured(load, broken)
+
+
+# --- where things go ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def load(tiny_chat: Pair) -> Load:
+    return Load(dims.of_file(tiny_chat.target), n_ctx=1024)
+
+
+def test_a_card_takes_all_but_the_embedding(load: Load) -> None:
+    d = load.dims
+    n = need(load, "gpu")
+    assert n.weights == sum(d.layer_bytes) + d.output_bytes
+    assert n.host_weights == d.embd_bytes
+    assert n.host_kv == 0
+    assert need(load, "gpu", 2).compute == 2 * n.compute
+
+
+def test_partial_offload_splits_layers_and_caches(load: Load) -> None:
+    whole, none = need(load, "gpu"), need(replace(load, n_gpu_layers=0), "gpu")
+    one = need(replace(load, n_gpu_layers=2), "gpu")
+    assert none.device == 0
+    assert 0 < one.kv < whole.kv
+    assert one.kv + one.host_kv == whole.kv
+    assert one.weights + one.host_weights == whole.weights + whole.host_weights
+    assert need(replace(load, n_gpu_layers=99), "gpu") == whole
+
+
+def test_one_memory_counts_weights_once(load: Load) -> None:
+    n = need(load, "apple")
+    assert n.weights + n.host_weights == load.dims.weights_bytes
+    assert need(load, "cpu").host_weights == load.dims.weights_bytes
+
+
+def test_caches_grow_with_the_context_in_steps(load: Load) -> None:
+    sizes = [need(replace(load, n_ctx=n), "cpu").host_kv for n in (1, 256, 257, 512)]
+    assert sizes[0] == sizes[1]
+    assert sizes[2] == sizes[3] == 2 * sizes[1]
+    assert need(replace(load, type_k="q8_0", type_v="q8_0"), "cpu").host_kv == need(load, "cpu").host_kv * 34 // 64
+
+
+# --- what to change -----------------------------------------------------------------------------------------
+
+
+def plan(name: str, **machine: str) -> fit.Plan:
+    from specgguf import presets
+
+    return fit.plan_of(presets.load(name), described(**machine), offline=True)  # type: ignore[arg-type]
+
+
+def test_nothing_is_changed_that_fits() -> None:
+    assert fit.cheapest_change(plan("gpu-12gb", device="RTX 3060")) is None
+
+
+def test_the_largest_context_is_the_last_that_fits() -> None:
+    p = plan("gpu-12gb", device="RTX 3060")
+    n = fit.largest_n_ctx(p)
+    assert p.with_n_ctx(n).fits
+    assert not p.with_n_ctx(n + 256).fits
+    assert n > p.target.n_ctx
+
+
+@pytest.mark.parametrize(
+    ("name", "machine", "text"),
+    [
+        ("apple-16gb", {"unified": "12GB"}, "KV caches in q8_0"),
+        ("gpu-16gb", {"vram": "12GB"}, "a context of "),
+        ("gpu-24gb", {"vram": "16GB"}, "target layers on the device"),
+        ("apple-32gb", {"unified": "24GB"}, "the target in Q4_K_M"),
+        ("apple-36gb", {"unified": "16GB"}, "a smaller target"),
+    ],
+)
+def test_the_cheapest_change_comes_first(name: str, machine: dict[str, str], text: str) -> None:
+    p = plan(name, **machine)
+    assert not p.fits
+    change = fit.cheapest_change(p)
+    assert change is not None
+    assert text in change.text
+    if change.plan is not None:
+        assert change.plan.fits
+
+
+def test_with_fewer_layers_the_draft_stays_whole() -> None:
+    change = fit.cheapest_change(plan("gpu-24gb", vram="16GB"))
+    assert change is not None
+    assert change.plan is not None
+    assert change.plan.draft is not None
+    assert change.plan.draft.n_gpu_layers == -1
+    n = change.plan.target.n_gpu_layers
+    more = replace(change.plan, target=replace(change.plan.target, n_gpu_layers=n + 1))
+    assert not more.fits, "as many layers as fit"
+
+
+def test_overhead_is_per_card() -> None:
+    one = plan("gpu-24gb-code", vram="24GB").footprint
+    two = plan("gpu-24gb-code", vram="24GB").machine
+    both = replace(two, devices=(two.devices[0], *two.devices))
+    assert footprint.footprint(*_loads("gpu-24gb-code"), both).overhead == 2 * one.overhead
+    assert one.device < 24 * GIB
+
+
+def _loads(name: str) -> tuple[Load, Load | None]:
+    from specgguf import presets
+
+    return fit.loads_of(presets.load(name), offline=True)
