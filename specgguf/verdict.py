@@ -24,7 +24,7 @@ class Row:
         speed, speed_low, speed_high: tokens per second: the median repeat, the slowest and the fastest.
         gain, gain_low, gain_high: times plain decoding, repeat by repeat; None where plain was not measured.
         acceptance: accepted over drafted tokens; by_position: of those reached. None, empty: nothing was drafted.
-        mean_draft_n: tokens drafted per round that drafts.
+        draft_n: tokens drafted; mean_draft_n: per round that drafts any.
         resting: the share of rounds that drafted nothing.
         first_s: median seconds to the first token.
         host_share: of the run, spent outside llama.cpp.
@@ -43,6 +43,7 @@ class Row:
     acceptance: float | None
     by_position: tuple[float, ...]
     tokens_per_pass: float
+    draft_n: int
     mean_draft_n: float
     resting: float
     first_s: float
@@ -137,6 +138,7 @@ def row(samples: Sequence[Sample], plain: Sequence[Sample]) -> Row:
         acceptance=sum(s.draft_n_accepted for s in samples) / draft_n if draft_n else None,
         by_position=tuple(a / n if n else 0.0 for a, n in zip(accepted, reached, strict=True)),
         tokens_per_pass=sum(s.n_generated for s in samples) / n_rounds if n_rounds else 0.0,
+        draft_n=draft_n,
         mean_draft_n=draft_n / (n_rounds - n_resting) if n_rounds > n_resting else 0.0,
         resting=n_resting / n_rounds if n_rounds else 0.0,
         first_s=statistics.median(s.first_s for s in samples),
@@ -158,11 +160,13 @@ def verdict(rows: Sequence[Row]) -> Verdict:
         return Verdict(None, False, "too little was measured")
     best = auto if fixed is None or (auto is not None and _gain(auto) * DIFFERS >= _gain(fixed)) else fixed
     assert best is not None
-    if _gain(best) >= PAYS:
+    if _gain(best) >= PAYS and best.draft_n:
         return _on(best, auto)
     judged = fixed or best  # auto hides behind its rests what drafting would cost
-    if _gain(judged) < 1.0:
+    if judged.draft_n and _gain(judged) < 1.0:
         return _off(judged, auto)
+    if not judged.draft_n:
+        return Verdict(None, True, "makes no difference: nothing was drafted")
     return Verdict(None, True, f"makes no difference: {_gain(best):.2f}×")
 
 
@@ -170,7 +174,7 @@ def _on(best: Row, auto: Row | None) -> Verdict:
     sure = best.gain_low is not None and best.gain_low >= 1.0
     doubt = "" if sure else f"; not sure: {best.gain_low:.2f} to {best.gain_high:.2f}×, more repeats would tell"
     if best is auto:
-        return Verdict("auto", sure, f"on, K about {max(1, round(best.mean_draft_n))}, {_gain(best):.2f}×{doubt}")
+        return Verdict("auto", sure, f"on, K about {round(best.mean_draft_n)}, {_gain(best):.2f}×{doubt}")
     less = f" (auto: {_gain(auto):.2f}×)" if auto is not None else ""
     return Verdict(best.draft, sure, f"on, always K = {best.draft}, {_gain(best):.2f}×{less}{doubt}")
 

@@ -1,0 +1,91 @@
+"""Measured samples as people read them: a table with bars, and what to do about each kind of prompt."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from specgguf.cli.progress import human_bytes
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from specgguf.bench import Sample
+    from specgguf.verdict import Report, Row
+
+BAR = 10
+POSITIONS = 6  # columns of acceptance that fit
+WIDTH = 100  # where there is no terminal
+
+
+def show(samples: Sequence[Sample], *, color: str = "auto") -> None:
+    """The table and the verdicts, on stdout."""
+    from specgguf import results, verdict
+
+    reports = verdict.report(samples)
+    out = _console(color)
+    out.print(_table(reports))
+    out.print()
+    widest = max(len(report.kind) for report in reports)
+    for report in reports:
+        draft = report.verdict.draft
+        style = "dim" if draft is None else "red" if draft == "off" else "green"
+        out.print(f"{report.kind:{widest}}  ", end="", style="bold")
+        out.print(report.verdict.text, style=style, highlight=False)
+    out.print()
+    taken = ", ".join(f"{human_bytes(n)} {name}" for name, n in results.memory().items())
+    out.print(f"memory: {taken}", style="dim", highlight=False)
+
+
+def _console(color: str) -> Console:
+    from rich.console import Console
+
+    width = None if sys.stdout.isatty() else WIDTH
+    return Console(
+        file=sys.stdout,
+        width=width,
+        force_terminal=True if color == "always" else None,
+        no_color=True if color == "never" else None,
+    )
+
+
+def _table(reports: Sequence[Report]) -> Any:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("draft", no_wrap=True)
+    table.add_column("tok/s", justify="right", no_wrap=True)
+    table.add_column("range", justify="right", no_wrap=True, style="dim")
+    table.add_column("", width=BAR)
+    table.add_column("×", justify="right", no_wrap=True)
+    table.add_column("% accepted", no_wrap=True)
+    table.add_column("/pass", justify="right", no_wrap=True)
+    table.add_column("first", justify="right", no_wrap=True)
+    table.add_column("host", justify="right", no_wrap=True)
+    for report in reports:
+        table.add_row(report.kind, style="bold")
+        fastest = max(row.speed for row in report.rows)
+        for row in report.rows:
+            table.add_row(*_cells(row, fastest), style="green" if row.draft == "auto" else "")
+        table.add_section()
+    return table
+
+
+def _cells(row: Row, fastest: float) -> list[Any]:
+    from rich.bar import Bar
+
+    spread = f"{row.speed_low:.1f}–{row.speed_high:.1f}" if row.n_repeats > 1 else ""
+    by_position = " ".join(f"{100 * a:.0f}" for a in row.by_position[:POSITIONS])
+    return [
+        f"  {row.draft}",
+        f"{row.speed:.1f}",
+        spread,
+        Bar(fastest or 1.0, 0, row.speed, width=BAR),
+        f"{row.gain:.2f}" if row.gain is not None else "",
+        by_position + (" …" if len(row.by_position) > POSITIONS else ""),
+        f"{row.tokens_per_pass:.1f}",
+        f"{row.first_s:.1f} s" if row.first_s >= 1 else f"{1000 * row.first_s:.0f} ms",
+        f"{100 * row.host_share:.1f} %" if row.host_share is not None else "",
+    ]
