@@ -53,17 +53,15 @@ def pick(settings: Settings, notes: Notes, *, yes: bool = False) -> Pair:
     if settings["model"]:
         return _by_model(settings, notes, yes)
     name = settings["preset"] or "auto"
-    preset, why = choose_preset(name)
+    preset, why = choose_preset(name, offline=settings["offline"])
     return _by_preset(preset, why, settings, notes, yes)
 
 
-def choose_preset(name: str) -> tuple[Preset, str]:
+def choose_preset(name: str, *, offline: bool = False) -> tuple[Preset, str]:
     """The preset that `name` means on this machine ("auto" picks), and one line of reason."""
-    from specgguf import presets
+    from specgguf import fit, remote
 
-    if name != "auto":
-        return presets.load(name), ""
-    return presets.load("demo"), "preset demo: the pair that runs anywhere (-p NAME takes another)"
+    return fit.named(name, offline=offline or remote.is_offline())
 
 
 def _by_preset(preset: Preset, why: str, settings: Settings, notes: Notes, yes: bool) -> Pair:
@@ -89,7 +87,7 @@ def _by_model(settings: Settings, notes: Notes, yes: bool) -> Pair:
         settings.put("model", None, "default")
         return _by_preset(preset, "", settings, notes, yes)
     if settings["preset"]:
-        chosen, _ = choose_preset(settings["preset"])
+        chosen, _ = choose_preset(settings["preset"], offline=settings["offline"])
         settings.under(preset_values(chosen), f"preset {chosen.name}")
     model = _resolve(ref, settings, notes)
     if settings["draft_model"] is not None:
@@ -124,17 +122,11 @@ def _preset_named(ref: str) -> Preset | None:
 
 
 def _matching_draft(model: Path) -> tuple[Path | None, str]:
-    """A draft that is already here and belongs to this target by a preset."""
-    from specgguf import hub, presets
+    """A draft that is already here and whose vocabulary is this target's."""
+    from specgguf import pairs
 
-    for name in presets.names():
-        preset = presets.load(name)
-        if isinstance(preset.target, str) or preset.draft is None:
-            continue
-        same = preset.target.name == model.name and preset.target.bytes == model.stat().st_size
-        if same and (found := hub.cached(preset.draft)) is not None:
-            return found, name
-    return None, ""
+    found = pairs.best(model)
+    return (found.path, found.name) if found else (None, "")
 
 
 def _resolve(ref: ModelFile | str, settings: Settings, notes: Notes) -> Path:

@@ -232,6 +232,28 @@ def _keep_if_right(path: Path, sha256: str, progress: Progress | None) -> Path:
     )
 
 
+def remove(found: inventory.Found) -> None:
+    """Delete a model that specgguf brought here, with what was noted about it.
+
+    Raises:
+        ValueError: it is not ours to delete.
+    """
+    if not found.removable:
+        raise ValueError(f"{found.name} was not brought by specgguf")
+    for name in shards(found.path.name):
+        path = found.path.with_name(name)
+        if not path.exists():
+            continue
+        real = path.resolve()
+        real.unlink()
+        path.unlink(missing_ok=True)  # in the hub's cache a link to the blob
+        path.with_name(path.name + ".lock").unlink(missing_ok=True)
+    if found.sha256:
+        mirror.note_of(found.sha256).unlink(missing_ok=True)
+    with suppress(OSError):  # only if it is empty now
+        found.path.parent.rmdir()
+
+
 # --- a repository on the hub --------------------------------------------------------------------------------
 
 
