@@ -206,6 +206,8 @@ def _to_save(given: Mapping[str, Any], summary: str) -> dict[str, Any]:
         values["enable_thinking"] = given["thinking"] == "on"
     known = {f.name for f in fields(Preset)} - {"name", "draft", "target", "sampling"}
     values |= {k: v for k, v in given.items() if k in known}
+    if "draft_max" in values:
+        values["draft_first"] = min(Preset.draft_first, values["draft_max"])
     sampling = {f.name for f in fields(SamplingParams)}
     chosen = {k: v for k, v in given.items() if k in sampling}
     return values | ({"sampling": chosen} if chosen else {})

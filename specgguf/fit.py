@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from . import hub, peek, presets
+from . import hardware, hub, peek, presets
 from .dims import Dims
 from .errors import ConfigError, SpecggufError
 from .footprint import N_CTX_STEP, Footprint, Load, footprint
-from .hardware import GIB, MIB, Machine, this_machine
+from .hardware import GIB, MIB, Machine
 from .presets import ModelFile, Preset
 
 LEAST_N_CTX = 4096  # what a conversation should have; below it another change is cheaper
@@ -161,7 +161,7 @@ def named(name: str, *, use: str = "chat", offline: bool = False) -> tuple[Prese
     """
     if name != "auto":
         return presets.load(name), ""
-    return choose(this_machine(), use=use, available=is_here if offline else None)
+    return choose(hardware.this_machine(), use=use, available=is_here if offline else None)
 
 
 def is_here(preset: Preset) -> bool:

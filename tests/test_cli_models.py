@@ -1,0 +1,324 @@
+"""`models`, `presets`, `fit` and `doctor`, as a person types them; and a pair from the hub to an answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_support import private_home
+from click.testing import CliRunner
+from conftest import Pair
+from hubserver import HubServer
+from specgguf.cli.main import cli
+from specgguf.cli.options import SETTINGS
+
+from specgguf import hardware, inventory, mirror, presets, remote
+from specgguf.hardware import Machine, described
+
+REPO = "org/Tiny-GGUF"
+
+
+@dataclass
+class Ran:
+    """What one run gave."""
+
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Ran]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name, value in private_home(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    names = ("HF_HOME", "HF_HUB_OFFLINE", "HF_TOKEN", "OLLAMA_MODELS", "LLAMA_CACHE", *(s.env for s in SETTINGS))
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(inventory, "home", lambda: tmp_path)
+    monkeypatch.setattr(mirror, "cache_folder", lambda: tmp_path / "cache" / "specgguf" / "models")
+    monkeypatch.setattr(presets, "user_folder", lambda: tmp_path / "config" / "specgguf" / "presets")
+    monkeypatch.setattr(remote, "_unreachable", {})
+    return tmp_path
+
+
+@pytest.fixture
+def run(home: Path) -> Run:
+    def do(*arguments: str) -> Ran:
+        result: Any = CliRunner().invoke(cli, list(arguments), prog_name="specgguf")
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return Ran(result.exit_code, result.stdout, result.stderr)
+
+    return do
+
+
+@pytest.fixture
+def server(tiny_chat: Pair, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    with HubServer() as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        server.add(REPO, "tiny-f32.gguf", tiny_chat.target.read_bytes())
+        server.add(REPO, "tiny-draft-f16.gguf", tiny_chat.draft.read_bytes())
+        yield server
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """This machine, for once, has a graphics card."""
+    machine = described(device="RTX 4090")
+    monkeypatch.setattr(hardware, "this_machine", lambda: machine)
+    return machine
+
+
+# --- models -------------------------------------------------------------------------------------------------
+
+
+def test_pull_prints_the_path_and_nothing_else_on_stdout(run: Run, server: HubServer) -> None:
+    first = run("models", "pull", f"{REPO}:f32")
+    assert first.code == 0
+    path = Path(first.out.strip())
+    assert path.read_bytes() == server.files[REPO, "tiny-f32.gguf"]
+    assert "tiny-f32.gguf" in first.err
+    n = len(server.log)
+    again = run("models", "pull", f"{REPO}:f32", "--offline")
+    assert (again.code, again.out, again.err) == (0, first.out, "")
+    assert len(server.log) == n
+
+
+def test_what_was_pulled_is_listed_verified_and_removed(run: Run, server: HubServer) -> None:
+    name = f"{REPO}:tiny-f32.gguf"
+    path = Path(run("models", "pull", f"{REPO}:f32").out.strip())
+    assert run("models", "list").out.startswith(f"{name}  ")
+    about = json.loads(run("models", "list", "--json").out)
+    assert (about["name"], about["path"]) == (name, str(path))
+    assert run("models", "verify").out == f"{name}: ok\n"
+    blob = path.resolve()
+    blob.write_bytes(blob.read_bytes()[:-4] + b"oops")
+    damaged = run("models", "verify", name)
+    assert damaged.code == 1
+    assert "damaged: another sha256" in damaged.out
+    gone = run("models", "rm", name)
+    assert gone.code == 0
+    assert "freed" in gone.err
+    assert not blob.exists()
+    assert "no model is here yet" in run("models", "list").err
+
+
+def test_what_others_brought_is_not_removed(run: Run, home: Path, tiny_chat: Pair) -> None:
+    path = home / ".lmstudio" / "models" / "maker" / "repo" / "x.gguf"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(tiny_chat.target.read_bytes())
+    assert "LM Studio" in run("models", "list").out
+    refused = run("models", "rm", "maker/repo:x.gguf")
+    assert refused.code == 1
+    assert "by LM Studio" in refused.err
+    assert path.exists()
+    assert "nobody promised a hash" in run("models", "verify", "x.gguf").out
+
+
+def test_an_unknown_model_is_guessed(run: Run) -> None:
+    wrong = run("models", "pull", "dmeo")
+    assert wrong.code == 1
+    assert "hint: did you mean 'demo'?" in wrong.err
+    assert wrong.out == ""
+    assert "no model 'x' is here" in run("models", "rm", "x").err
+
+
+def test_pair_says_which_drafts_match_and_why_others_do_not(
+    run: Run, home: Path, tiny_chat: Pair, tiny_pair: Pair
+) -> None:
+    folder = home / "cache" / "llama.cpp"
+    folder.mkdir(parents=True)
+    (folder / "target.gguf").write_bytes(tiny_chat.target.read_bytes() + b"\0" * 400_000)
+    (folder / "draft.gguf").write_bytes(tiny_chat.draft.read_bytes())
+    (folder / "letters.gguf").write_bytes(tiny_pair.draft.read_bytes())
+    ran = run("models", "pair", "target.gguf")
+    lines = ran.out.splitlines()
+    assert lines[0].split() == ["draft.gguf", lines[0].split()[1], "kB", "matches"]
+    assert "bos token" in lines[1]
+    (folder / "draft.gguf").unlink()
+    assert "-d lookup" in run("models", "pair", "target.gguf").err
+
+
+# --- presets ------------------------------------------------------------------------------------------------
+
+
+def test_presets_are_listed_and_shown_without_a_network(run: Run) -> None:
+    listed = run("presets").out.splitlines()
+    assert len(listed) == 1 + len(presets.names())
+    shown = run("presets", "show", "gpu-2x24gb").out
+    for part in ("2 × graphics card", "not an open-source licence", "42,520,398,816 bytes", "experimental"):
+        assert part in shown
+    about = json.loads(run("presets", "show", "gpu-24gb", "--json").out)
+    assert about["target"]["bytes"] == 19762149024
+    rows = [json.loads(line) for line in run("presets", "list", "--json").out.splitlines()]
+    assert {row["name"] for row in rows} == set(presets.names())
+
+
+def test_a_pair_is_saved_used_and_removed(run: Run, tiny_chat: Pair) -> None:
+    save = ["presets", "save", "mine", "-m", str(tiny_chat.target), "-d", str(tiny_chat.draft)]
+    assert run(*save, "-c", "2048", "--temp", "0.6", "--draft-max", "3", "--thinking", "off").code == 0
+    mine = presets.load("mine")
+    assert mine.target == str(tiny_chat.target.resolve())
+    assert (mine.n_ctx, mine.draft_max, mine.enable_thinking, dict(mine.sampling)) == (
+        2048,
+        3,
+        False,
+        {"temperature": 0.6},
+    )
+    assert run("fit", "-p", "mine").code == 0
+    again = run(*save)
+    assert again.code == 2
+    assert "--force" in again.err
+    assert run(*save, "--force").code == 0
+    assert run("presets", "rm", "mine").code == 0
+    assert "mine" not in presets.names()
+    assert "comes with specgguf" in run("presets", "rm", "demo").err
+
+
+@pytest.mark.parametrize("name", ["Mine", "a b", "../x", ""])
+def test_odd_names_are_refused(run: Run, home: Path, tiny_chat: Pair, name: str) -> None:
+    assert run("presets", "save", name, "-m", str(tiny_chat.target)).code == 2
+    assert not list(home.rglob("*.toml"))
+
+
+# --- fit ----------------------------------------------------------------------------------------------------
+
+
+def test_fit_shows_what_goes_where(run: Run) -> None:
+    ran = run("fit", "-p", "gpu-24gb", "--device", "RTX 4090", "--predict")
+    assert ran.code == 0
+    assert "target weights   18,429" in ran.out
+    assert "fits; so does a context of up to" in ran.out
+    assert "a prediction, nothing was run" in ran.out
+    assert "drafting pays when more than" in ran.out
+
+
+def test_fit_says_what_to_change_and_exits_with_1(run: Run) -> None:
+    ran = run("fit", "-p", "gpu-24gb", "--vram", "16GB")
+    assert ran.code == 1
+    assert "does not fit. Cheapest change: " in ran.out
+    assert "-ngl " in ran.out
+    about = json.loads(run("fit", "-p", "gpu-24gb", "--vram", "16GB", "--json").out)
+    assert about["fits"] is False
+    assert "-ngl" in about["change"]["flags"]
+
+
+def test_fit_takes_files_and_flags(run: Run, tiny_chat: Pair) -> None:
+    pair = ["-m", str(tiny_chat.target), "-d", str(tiny_chat.draft)]
+    small, large = (json.loads(run("fit", *pair, "-c", c, "--json").out) for c in ("512", "2048"))
+    assert large["target"]["host_kv"] == 4 * small["target"]["host_kv"]
+    assert large["draft"]["host_kv"] == 4 * small["draft"]["host_kv"]
+    exact = json.loads(run("fit", *pair, "--exact", "--json").out)
+    assert exact["target"]["host_compute"] > 0
+    alone = json.loads(run("fit", *pair[:2], "-d", "none", "-c", "0", "--json").out)
+    assert alone["draft"] is None
+    assert alone["n_ctx"] == alone["n_ctx_max"]
+
+
+def test_fit_reads_a_head_on_the_hub(run: Run, server: HubServer) -> None:
+    about = json.loads(run("fit", "-m", f"{REPO}:f32", "-d", "none", "--json").out)
+    assert about["fits"]
+    assert run("models", "list").out == ""
+
+
+def test_auto_says_why(run: Run, card: Machine) -> None:
+    ran = run("fit")
+    assert "preset gpu-24gb: " in ran.err
+    assert "RTX 4090" in ran.err
+    assert "Qwen3-32B" in ran.out
+
+
+def test_a_large_download_is_never_started_unasked(run: Run, card: Machine) -> None:
+    ran = run("chat", "-p", "auto", "hello")
+    assert ran.code == 1
+    assert "20.4 GB to download" in ran.err
+    assert "hint: specgguf chat -p gpu-24gb --yes" in ran.err
+    assert ran.out == ""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--vram", "lots"], ["--device", "RTX 9999"], ["--vram", "8GB", "--unified", "8GB"], ["-p", "none-such"]],
+    ids=str,
+)
+def test_fit_refuses_by_name(run: Run, arguments: list[str]) -> None:
+    ran = run("fit", *arguments)
+    assert ran.code == 2
+    assert ran.err.startswith("error: ")
+
+
+# --- doctor -------------------------------------------------------------------------------------------------
+
+
+def test_doctor_measures_the_pair(run: Run, tiny_chat: Pair) -> None:
+    ran = run("doctor", "-m", str(tiny_chat.target), "-d", str(tiny_chat.draft), "-t", "1", "--json")
+    report = json.loads(ran.out)
+    assert report["versions"]["llama-cpp-python"]
+    assert report["pair"]["rewinding"] == {"target": "plain", "draft": "plain"}
+    assert all(s > 0 for s in report["pair"]["verify_s"].values())
+    assert ran.code == (1 if report["warnings"] else 0)
+
+
+def test_doctor_warns_with_the_line_to_type(run: Run, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "unused_gpu", lambda _machine: "CUDA")
+    ran = run("doctor", "-t", "999", "--type-k", "q8_0", "--no-flash-attn", "--no-speed")
+    assert ran.code == 1
+    for part in ("built for the CPU alone", "-DGGML_CUDA=on", "999 threads", "needs flash attention", "--flash-attn"):
+        assert part in ran.out
+
+
+def test_doctor_does_without_a_pair(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = run("doctor")
+    assert ran.code == 1
+    assert "no pair was measured: no preset's models are on this machine" in ran.out
+
+
+# --- from the hub to an answer ------------------------------------------------------------------------------
+
+
+def test_a_pair_goes_from_the_hub_to_an_answer(home: Path, server: HubServer) -> None:
+    """The real program, in processes of its own: pull both models, then chat with them, offline."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "SPECGGUF_"))}
+    env = {**kept, **private_home(home), "HF_HUB_CACHE": str(home / "hub"), "HF_ENDPOINT": server.url}
+
+    def specgguf(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-P", "-m", "specgguf.cli.main", *arguments]
+        done = subprocess.run(command, env={**env, **more}, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done
+
+    pulled = specgguf("models", "pull", f"{REPO}:f32", f"{REPO}:tiny-draft-f16.gguf")
+    assert len(pulled.stdout.splitlines()) == 2
+    n = len(server.log)
+    pair = ["-m", f"{REPO}:f32", "-d", f"{REPO}:tiny-draft-f16.gguf"]
+    answer = specgguf(
+        "chat",
+        *pair,
+        "--draft",
+        "3",
+        "--temp",
+        "0",
+        "--max-tokens",
+        "24",
+        "-c",
+        "512",
+        "-t",
+        "1",
+        "Hi",
+        HF_HUB_OFFLINE="1",
+    )
+    assert answer.stdout.strip()
+    assert re.search(r"draft \d+/\d+ accepted", answer.stderr)
+    assert len(server.log) == n
