@@ -133,8 +133,10 @@ class _Run:
         self.committed.extend(tokens)
         self.settle()
 
-        if n_context == self.n_prompt and not len(draft):  # this pass read the prompt
-            n_prefilled, prefill_s, verify_s = n_prefilled + len(owed), prefill_s + verify_s, 0.0
+        if n_context == self.n_prompt:  # this pass read the prompt's end, and nothing else where nothing was drafted
+            n_prefilled += len(owed)
+            if not len(draft):
+                prefill_s, verify_s = prefill_s + verify_s, 0.0
         return Round(
             tokens=tokens,
             n_from_draft=min(verdict.n_accepted, n_kept),

@@ -101,8 +101,7 @@ class Round:
         source: the drafter's name, "" when nothing was drafted.
         probe: (confidence, Σ min(p, q)) of plain tokens that the draft scored before this round.
         n_owed: committed tokens that the target decoded in this pass before the drafted ones.
-        n_prefilled: prompt or replayed tokens that the target read: in this pass when it is a generation's
-            first and nothing is drafted, else in a decode of their own before it.
+        n_prefilled: prompt tokens that the target read with or before this pass; later, tokens that it read again.
         n_synced: tokens the draft model decoded to catch up before its first draw.
         n_context: committed tokens before this round, the prompt included.
         prefill_s: seconds of reading those; not in verify_s.
