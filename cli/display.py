@@ -47,10 +47,11 @@ class Display:
 
     def legend_once(self) -> None:
         """The legend, before the first highlighted answer."""
-        if self.settings["highlight"] and not self._legend_shown and not self.as_json:
+        if self.settings["highlight"] and not (self._legend_shown or self.as_json or self.notes.quiet):
             self._legend_shown = True
-            if not self.notes.quiet:
-                self.notes.tell(self.legend())
+            self.notes.tell(self.legend())
+            if self.settings["markdown"]:
+                self.notes.say("the text is shown as it is: highlighting and --markdown exclude each other")
 
     def after(self, answer: Answer, engine: Engine) -> None:
         """What follows an answer: its JSON, and the statistics line."""
@@ -61,4 +62,5 @@ class Display:
             ended = stats_view.ended_by(
                 answer.finish_reason, answer.interrupted, stats.n_prompt + stats.n_generated, engine.n_ctx()
             )
-            self.notes.say(stats_view.line(stats, engine.n_ctx(), ended=ended))
+            width = terminal.width(self.notes.stream) if self.notes.ink.tty else None
+            self.notes.say(stats_view.line(stats_view.parts(stats, engine.n_ctx(), ended=ended), width))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import NoReturn
@@ -77,8 +79,11 @@ class Room:
 
 def run(room: Room) -> int:
     """Hold the conversation; returns the exit code."""
-    signal.signal(signal.SIGTERM, _end)
-    signal.signal(signal.SIGHUP, _end)
+    with _orderly_end():
+        return _converse(room)
+
+
+def _converse(room: Room) -> int:
     history = data_dir() / "history" if room.settings["history"] else None
     banner(room, first_run=history is None or not history.exists())
     keyboard = prompt.keyboard(
@@ -149,6 +154,17 @@ def goodbye(room: Room, code: int) -> int:
     return code
 
 
-def _end(number: int, _frame: FrameType | None) -> NoReturn:
-    """SIGTERM and SIGHUP: leave by way of every `finally`, so that the terminal gets its echo back."""
-    sys.exit(128 + number)
+@contextlib.contextmanager
+def _orderly_end() -> Iterator[None]:
+    """SIGTERM and SIGHUP leave by way of every `finally`, so that the terminal gets its echo back."""
+
+    def end(number: int, _frame: FrameType | None) -> NoReturn:
+        sys.exit(128 + number)
+
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, end) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)

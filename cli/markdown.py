@@ -12,6 +12,7 @@ from typing import Any
 
 _FENCE = re.compile(r"^ {0,3}(`{3,}|~{3,})\s*([\w+#.-]*)")
 _HEADING = re.compile(r"^ {0,3}#{1,6}\s+(.*?)\s*#*$")
+_PADDING = re.compile(r" +(?=\n)")
 _ITEM = re.compile(r"^(?:[-*+]|\d{1,9}[.)])\s")
 
 
@@ -109,4 +110,4 @@ class StableMarkdown:
         text = self._out.getvalue()
         self._out.seek(0)
         self._out.truncate()
-        return text
+        return _PADDING.sub("", text)  # rich fills lines up to the width

@@ -34,9 +34,12 @@ class Spans:
         if self._splitter.settled and text:
             yield Span(text, from_draft)
             return
+        settled: list[Span] = []
         for character in text:  # one at a time: what comes back ends where the held-back text begins
             self._marks.append(from_draft)
-            yield from self._marked(self._splitter.feed(character))
+            settled += self._marked(self._splitter.feed(character))
+        for (drafted, reasoning), run in groupby(settled, key=lambda span: (span.from_draft, span.reasoning)):
+            yield Span("".join(span.text for span in run), drafted, reasoning)
 
     def flush(self) -> Iterator[Span]:
         """The rest, at the end of the answer."""

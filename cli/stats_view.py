@@ -26,16 +26,28 @@ def percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def line(stats: Stats, n_ctx: int, *, ended: str = "") -> str:
-    """The line after an answer. `ended` says how, where that is not obvious."""
-    parts = [
+def parts(stats: Stats, n_ctx: int, *, ended: str = "") -> list[str]:
+    """What the line after an answer says. `ended` says how it ended, where that is not obvious."""
+    said = [
         f"{plural(stats.n_generated, 'token')} in {stats.decode_s:.1f} s, {_speed(stats)}",
         drafting(stats),
         f"prompt {stats.n_prefilled:,} new + {stats.n_cached:,} cached",
         f"context {percent((stats.n_prompt + stats.n_generated) / max(n_ctx, 1))}",
         ended,
     ]
-    return " | ".join(part for part in parts if part)
+    return [part for part in said if part]
+
+
+def line(said: list[str], width: int | None = None) -> str:
+    """The parts on one line, or on as few as `width` columns allow, broken between parts."""
+    rows = [said[0]]
+    for part in said[1:]:
+        joined = f"{rows[-1]} | {part}"
+        if width is None or len(joined) < width:
+            rows[-1] = joined
+        else:
+            rows.append(part)
+    return "\n".join(rows)
 
 
 def drafting(stats: Stats) -> str:
@@ -61,7 +73,7 @@ def page(last: Stats, total: Stats, n_ctx: int, ink: Ink) -> list[str]:
     """The lines behind `/stats`: the last answer in detail, then everything so far."""
     if not last.n_rounds:
         return ["nothing was generated yet"]
-    lines = [ink.bold("last answer"), "  " + line(last, n_ctx)]
+    lines = [ink.bold("last answer"), *(f"  {part}" for part in parts(last, n_ctx))]
     lines += [f"  {row}" for row in (*_positions(last), *_trace(last, ink), *_rests(last), _time(last))]
     lines += [ink.bold("since the start"), f"  {plural(total.n_generated, 'token')}, {_speed(total)}"]
     said = drafting(total)
@@ -73,16 +85,16 @@ def _speed(stats: Stats) -> str:
 
 
 def _positions(stats: Stats) -> list[str]:
-    """Acceptance per position: of the drafts that reached position i, how many tokens were accepted there."""
-    drafted, accepted = stats.drafted_by_position, stats.accepted_by_position
-    n = max((i + 1 for i, count in enumerate(drafted) if count), default=0)
+    """Acceptance per position: of the drafted tokens that were reached there, how many were accepted."""
+    reached, accepted = stats.reached_by_position, stats.accepted_by_position
+    n = max((i + 1 for i, count in enumerate(reached) if count), default=0)
     if not n:
         return []
-    shares = [accepted[i] / drafted[i] if drafted[i] else 0.0 for i in range(n)]
+    shares = [percent(accepted[i] / reached[i]) if reached[i] else "-" for i in range(n)]
     return [
-        "position " + "".join(f"{i + 1:>6}" for i in range(n)),
-        "accepted " + "".join(f"{percent(share):>6}" for share in shares),
-        "of       " + "".join(f"{count:>6}" for count in drafted[:n]),
+        "position " + "".join(f"{i + 1:>7}" for i in range(n)),
+        "accepted " + "".join(f"{share:>7}" for share in shares),
+        "of       " + "".join(f"{count:>7,}" for count in reached[:n]) + "  reached",
     ]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from fake_engine import FakeEngine, loaded
-from specgguf.cli import engine
+from specgguf.cli import engine, oneshot, prompt
 from specgguf.cli.main import cli
 from specgguf.cli.notes import Notes
 from specgguf.cli.options import SETTINGS
@@ -53,6 +53,21 @@ class Ran:
 Run = Callable[..., Ran]
 
 
+class Script:
+    """A keyboard on which everything was typed beforehand. An exception among the lines is raised."""
+
+    def __init__(self, lines: Sequence[str | BaseException]) -> None:
+        self.lines = list(lines)
+
+    def read(self) -> str:
+        if not self.lines:
+            raise EOFError
+        line = self.lines.pop(0)
+        if isinstance(line, BaseException):
+            raise line
+        return line
+
+
 @pytest.fixture
 def run(home: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """run(*arguments, engine=FakeEngine(...), stdin="") -> Ran."""
@@ -69,5 +84,17 @@ def run(home: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
         return Ran(result.exit_code, result.stdout, result.stderr, result.stdout_bytes)
+
+    return do
+
+
+@pytest.fixture
+def converse(run: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """converse(*lines, flags=(), fake=...) -> Ran: an interactive run in which `lines` are typed, then Ctrl-D."""
+
+    def do(*lines: str | BaseException, flags: Sequence[str] = (), **keywords: Any) -> Ran:
+        monkeypatch.setattr(oneshot, "read_question", lambda _words: None)
+        monkeypatch.setattr(prompt, "keyboard", lambda *_, **__: Script(lines))
+        return run("chat", *flags, **keywords)
 
     return do
