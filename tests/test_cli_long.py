@@ -23,7 +23,7 @@ from specgguf.errors import ContextFull
 __all__ = ["home"]  # fixtures
 
 N_CTX = 2048
-QUIET = {"n_ctx": N_CTX, "n_threads": 1, "n_threads_batch": 1, "strict": True}
+QUIET: dict[str, Any] = {"n_ctx": N_CTX, "n_threads": 1, "n_threads_batch": 1, "strict": True}
 SETTINGS = {"temperature": 0.0, "max_tokens": 24, "save": False}
 
 
@@ -36,7 +36,7 @@ def engine(tiny_chat: Pair) -> Iterator[SpeculativeLlama]:
 def talk_over(engine: SpeculativeLlama, **flags: Any) -> tuple[Talk, io.StringIO]:
     err = io.StringIO()
     notes = Notes(stream=err)
-    loaded = Loaded(engine, "target.gguf", "draft.gguf")  # type: ignore[arg-type]
+    loaded = Loaded(engine, "target.gguf", "draft.gguf")
     return Talk(loaded, gather(SETTINGS | flags, {}), notes, Keeper(notes, enabled=False)), err
 
 

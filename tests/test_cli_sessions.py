@@ -46,7 +46,7 @@ def test_a_failing_write_leaves_the_old_file(home: Path, monkeypatch: pytest.Mon
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(sessions.os, "fsync", full)
+    monkeypatch.setattr("os.fsync", full)
     with pytest.raises(OSError, match="No space"):
         sessions.save(session)
     monkeypatch.undo()
