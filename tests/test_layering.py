@@ -25,7 +25,7 @@ backend ggml hardware dims footprint peek predict fit
 rewind model vocab pairs
 grammar sampling text rounds drafter verifier costs acceptance controller generate stats engine loading
 messages conversation logprobs tool_calls completion requests api
-bench serve llm_plugin
+bench verdict results serve_metrics serve_fields serve_requests serve_queue serve_http serve_app serve llm_plugin
 """.split()
 
 HEAVY = {"llama_cpp", "numpy", "prompt_toolkit", "rich", "huggingface_hub", "jinja2", "platformdirs"}

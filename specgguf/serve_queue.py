@@ -1,0 +1,239 @@
+"""One engine, one thread, and a fair line of jobs before it.
+
+Clients take turns, each with its own jobs in order; the line has an end. Jobs are made and read on the event
+loop and run on the thread; a job can be stopped at any moment of its life. This module knows no HTTP and no
+JSON: a job is a callable that returns a dict or an iterator of dicts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable, Generator
+from contextlib import closing
+from typing import Any, Protocol
+
+from .errors import Cancelled, SpecggufError
+
+Json = dict[str, Any]
+Work = Callable[[], Json | Generator[Json, None, None]]
+
+INSIST_S = 0.1  # a cancel that comes before the engine has begun is lost: it is said again until the job ends
+FINISH_S = 3.0  # a job asked to finish is cancelled after so long: it still reads its prompt
+
+
+class QueueFull(SpecggufError):
+    """No more jobs are taken now."""
+
+
+class Closing(SpecggufError):
+    """No more jobs are taken at all."""
+
+
+class Stoppable(Protocol):
+    """What the worker needs of `api.SpeculativeLlama`."""
+
+    def cancel(self) -> None: ...
+    def finish(self) -> None: ...
+
+
+class Job:
+    """One request's way through the line and the engine; belongs to the event loop that made it.
+
+    Attributes:
+        began, ended: set on the way, `ended` always; `began` too, even if it never ran.
+        ran: whether the engine took it up.
+    """
+
+    def __init__(self, work: Work, client: str) -> None:
+        self.work = work
+        self.client = client
+        self.ran = False
+        self.began, self.ended = asyncio.Event(), asyncio.Event()
+        self.cancelled = False
+        self._reason: Exception | None = None
+        self._loop = asyncio.get_running_loop()
+        self._items: asyncio.Queue[Json | None] = asyncio.Queue()
+        self._error: BaseException | None = None
+
+    async def next(self) -> Json | None:
+        """The next dict, None after the last.
+
+        Raises:
+            Whatever ended the job.
+        """
+        item = await self._items.get()
+        if item is None:
+            self._items.put_nowait(None)
+            if self._error is not None:
+                raise self._error
+        return item
+
+    def stop(self, reason: Exception | None) -> None:
+        """Leave a word why this job is stopped: raised by `next` instead of Cancelled."""
+        self._reason = self._reason or reason
+
+    # --- called by the worker -----------------------------------------------------------------------------
+
+    def tell(self, item: Json) -> None:
+        self._on_loop(lambda: self._items.put_nowait(item))
+
+    def begin(self) -> None:
+        self.ran = True
+        self._on_loop(self.began.set)
+
+    def end(self, error: BaseException | None = None) -> None:
+        if isinstance(error, Cancelled) and self._reason is not None:
+            error = self._reason
+        self._on_loop(lambda: self._end(error))
+
+    def _end(self, error: BaseException | None) -> None:
+        self._error = error
+        self._items.put_nowait(None)
+        self.began.set()
+        self.ended.set()
+
+    def _on_loop(self, call: Callable[[], object]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
+            self._loop.call_soon_threadsafe(call)
+
+
+class Worker:
+    """The thread that runs jobs, one at a time.
+
+    Args:
+        engine: what a running job is stopped through.
+        n_max: the most jobs that may wait.
+    """
+
+    def __init__(self, engine: Stoppable, *, n_max: int) -> None:
+        self._engine = engine
+        self._n_max = n_max
+        self._lines: dict[str, deque[Job]] = {}  # by client; the first one is served next
+        self._running: Job | None = None
+        self._closed = False
+        self._changed = threading.Condition()
+        self._insisting: set[asyncio.Task[None]] = set()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def n_waiting(self) -> int:
+        """How many jobs wait."""
+        with self._changed:
+            return self._n_waiting()
+
+    @property
+    def running(self) -> Job | None:
+        """The job in the engine."""
+        return self._running
+
+    def _n_waiting(self) -> int:
+        return sum(map(len, self._lines.values()))
+
+    def submit(self, job: Job) -> None:
+        """Put `job` into its client's line.
+
+        Raises:
+            QueueFull, Closing: it was not taken.
+        """
+        with self._changed:
+            if self._closed:
+                raise Closing("the server is stopping")
+            if self._n_waiting() >= self._n_max:
+                raise QueueFull(f"{self._n_max} requests are waiting already")
+            self._lines.setdefault(job.client, deque()).append(job)
+            self._changed.notify()
+
+    def cancel(self, job: Job, reason: Exception | None = None) -> None:
+        """Stop `job` wherever it is; `reason` is what its reader gets."""
+        self._stop(job, reason, finish=False)
+
+    def finish(self, job: Job, reason: Exception | None = None) -> None:
+        """Let `job` end with what it has; one that has nothing within a few seconds is cancelled."""
+        self._stop(job, reason, finish=True)
+
+    def _stop(self, job: Job, reason: Exception | None, *, finish: bool) -> None:
+        job.stop(reason)
+        with self._changed:
+            job.cancelled = job.cancelled or not finish
+            line = self._lines.get(job.client)
+            if line is not None and job in line:
+                line.remove(job)
+                if not line:
+                    del self._lines[job.client]
+                job.end(Cancelled("stopped while waiting"))
+                return
+        if not job.ended.is_set():
+            task = asyncio.ensure_future(self._insist(job, finish))
+            self._insisting.add(task)
+            task.add_done_callback(self._insisting.discard)
+
+    async def _insist(self, job: Job, finish: bool) -> None:
+        """Tell the engine until the job has ended. Never another job: the lock is held while it is told."""
+        n_left = FINISH_S / INSIST_S if finish else 0
+        while not job.ended.is_set():
+            with self._changed:
+                if self._running is job:
+                    job.cancelled = job.cancelled or n_left <= 0
+                    (self._engine.finish if n_left > 0 else self._engine.cancel)()
+            n_left -= 1
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(job.ended.wait(), INSIST_S)
+
+    def close(self) -> None:
+        """Take no more jobs and end those that wait; the running one goes on."""
+        with self._changed:
+            self._closed = True
+            waiting = [job for line in self._lines.values() for job in line]
+            self._lines.clear()
+            self._changed.notify()
+        for job in waiting:
+            job.end(Closing("the server is stopping"))
+
+    def join(self, timeout: float) -> bool:
+        """After `close`: wait for the thread; whether it has ended."""
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    # --- on the thread ------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while (job := self._take()) is not None:
+            error = self._do(job)
+            with self._changed:
+                self._running = None
+            job.end(error)
+            del job  # nothing of an answer is kept while the line is empty
+
+    def _take(self) -> Job | None:
+        """The next job: the first of the first client, who then goes to the end."""
+        with self._changed:
+            while not self._lines and not self._closed:
+                self._changed.wait()
+            if not self._lines:
+                return None
+            client, line = next(iter(self._lines.items()))
+            del self._lines[client]
+            self._running = job = line.popleft()
+            if line:
+                self._lines[client] = line
+            job.begin()
+            return job
+
+    def _do(self, job: Job) -> BaseException | None:
+        try:
+            result = job.work()
+            if isinstance(result, dict):
+                job.tell(result)
+                return None
+            with closing(result):
+                for item in result:
+                    if job.cancelled:
+                        raise Cancelled("stopped")
+                    job.tell(item)
+        except BaseException as error:
+            return error
+        return None

@@ -1,0 +1,182 @@
+"""Bodies of OpenAI's two calls, checked field by field, become keywords of `SpeculativeLlama`'s methods.
+
+Whatever is wrong is refused by name here, before anything waits in a line; what nobody knows is refused too. This
+module knows no HTTP: a body is JSON bytes, a refusal is a `BadRequest`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from .config import DraftConfig, SamplingParams, did_you_mean
+from .errors import ConfigError, SpecggufError
+from .requests import draft_config
+from .serve_fields import CHAT, COMPLETION, NO_EFFECT, Check, short
+
+Json = dict[str, Any]
+
+MAX_DEPTH = 64
+_SAMPLING = {field.name for field in fields(SamplingParams)} - {"logprobs", "stop"}
+
+
+class BadRequest(SpecggufError):
+    """A request that cannot be served as it is.
+
+    Attributes:
+        param: the field at fault, if one is. code, status: OpenAI's.
+    """
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400) -> None:
+        super().__init__(message)
+        self.param, self.code, self.status = param, code, status
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a body asks for.
+
+    Attributes:
+        keywords: for `create_completion` or `create_chat_completion`, `stream` among them.
+        include_usage: a stream ends with a chunk of its own for `usage`.
+    """
+
+    keywords: Json
+    include_usage: bool = False
+
+    @property
+    def stream(self) -> bool:
+        """Whether the answer is sent as it grows."""
+        return bool(self.keywords["stream"])
+
+
+# --- from bytes to a mapping ------------------------------------------------------------------------------
+
+
+def read(data: bytes) -> Json:
+    """The JSON object that `data` holds.
+
+    Raises:
+        BadRequest: no UTF-8, no JSON, no object; nested too deeply, or a character that is none.
+    """
+    try:
+        body = json.loads(data.decode(), parse_constant=_no_constant)
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"the body is not UTF-8: byte {error.start}") from error
+    except RecursionError:
+        raise BadRequest("the body is nested too deeply") from None
+    except ValueError as error:
+        raise BadRequest(f"the body is not JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise BadRequest("the body must be a JSON object")
+    _check_values(body)
+    return body
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON value")
+
+
+def _check_values(body: Json) -> None:
+    level: list[Any] = [body]
+    for _ in range(MAX_DEPTH):
+        below: list[Any] = []
+        for value in level:
+            if isinstance(value, str):
+                _check_text(value)
+            elif isinstance(value, dict):
+                below += [*value, *value.values()]
+            elif isinstance(value, list):
+                below += value
+        level = below
+        if not level:
+            return
+    raise BadRequest(f"the body is nested more than {MAX_DEPTH} deep")
+
+
+def _check_text(text: str) -> None:
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise BadRequest("a text holds a lone surrogate, which is no character") from None
+
+
+# --- calls ------------------------------------------------------------------------------------------------
+
+
+def completion_call(body: Json, *, models: Collection[str], defaults: Mapping[str, Any]) -> Call:
+    """`/v1/completions`. See `chat_call`."""
+    values = _checked(body, COMPLETION, "prompt", models)
+    if values.get("echo") and values.get("logprobs") is not None:
+        raise BadRequest("echo with logprobs is not supported: ask for one of the two", param="echo")
+    return _call(values, defaults)
+
+
+def chat_call(body: Json, *, models: Collection[str], defaults: Mapping[str, Any]) -> Call:
+    """`/v1/chat/completions`.
+
+    Args:
+        body: what `read` returned.
+        models: the names that this server answers to.
+        defaults: keywords for what the body leaves open.
+
+    Raises:
+        BadRequest: with the field that is wrong.
+    """
+    values = _checked(body, CHAT, "messages", models)
+    if (limit := values.pop("max_completion_tokens", None)) is not None:
+        values["max_tokens"] = limit
+    for name, value in values.pop("chat_template_kwargs", {}).items():
+        if name != "enable_thinking" or not isinstance(value, bool):
+            raise BadRequest("chat_template_kwargs takes enable_thinking: true or false", param="chat_template_kwargs")
+        values.setdefault(name, value)
+    if values.get("top_logprobs") is not None and not values.get("logprobs"):
+        raise BadRequest("top_logprobs needs logprobs: true", param="top_logprobs")
+    return _call(values, defaults)
+
+
+def _checked(body: Json, checks: Mapping[str, Check], required: str, models: Collection[str]) -> Json:
+    """The fields of `body` that say something, each checked; null is the same as absent."""
+    if body.get(required) is None:
+        raise BadRequest(f"{required} is missing", param=required)
+    values = {}
+    for name, value in body.items():
+        if name not in checks:
+            hint = did_you_mean(name, checks)
+            raise BadRequest(f"unknown field {short(name)}" + (f": {hint}" if hint else ""), param=name)
+        if value is None:
+            continue
+        try:
+            checked = checks[name](name, value)
+        except (ConfigError, SpecggufError) as error:
+            raise BadRequest(str(error), param=name) from error
+        if name not in NO_EFFECT:
+            values[name] = checked
+    if "model" in values and values["model"] not in models:
+        raise BadRequest(
+            f"there is no model {short(values['model'])} here; this server has {', '.join(models)}",
+            param="model", code="model_not_found", status=404,
+        )  # fmt: skip
+    return values
+
+
+def _call(values: Json, defaults: Mapping[str, Any]) -> Call:
+    options = values.pop("stream_options", {})
+    stream = values.setdefault("stream", False)
+    if options and not stream:
+        raise BadRequest("stream_options needs stream: true", param="stream_options")
+    for name, value in options.items():
+        if name not in ("include_usage", "include_obfuscation") or not isinstance(value, bool):
+            raise BadRequest("stream_options takes include_usage: true or false", param="stream_options")
+    keywords = {**defaults, **values}
+    try:
+        sampling = {k: v for k, v in keywords.items() if k in _SAMPLING}
+        SamplingParams(**sampling)
+        draft_config(DraftConfig(), values.get("draft"), values.get("draft_max"))
+    except ConfigError as error:
+        param = next((name for name in values if str(error).startswith(name)), None)
+        raise BadRequest(str(error), param=param) from error
+    return Call(keywords, bool(options.get("include_usage")))
