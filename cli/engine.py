@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from specgguf.cli import exits
+from specgguf.cli import exits, terminal
 from specgguf.cli.notes import Notes
 from specgguf.cli.pairing import Pair, pick
 from specgguf.cli.settings import Settings
@@ -123,7 +123,31 @@ def keywords(settings: Settings, pair: Pair) -> dict[str, Any]:
     """The keywords of SpeculativeLlama that settings and preset ask for; what nobody set is left out."""
     names = [*KEYWORDS, *(f"draft_{name}" for name in KEYWORDS[2:])]
     chosen = {name: settings[name] for name in names if settings[name] is not None}
+    if chosen["n_ctx"] == 0:
+        chosen["n_ctx"] = largest_n_ctx(settings, pair)
     return {**pair.keywords, **chosen}
+
+
+def largest_n_ctx(settings: Settings, pair: Pair) -> int:
+    """The longest context with which the pair fits into this machine's free memory.
+
+    Raises:
+        SpecggufError: it fits with none.
+    """
+    from specgguf import fit, peek
+    from specgguf.footprint import Load
+    from specgguf.hardware import this_machine
+
+    def plan(path: Path, prefix: str) -> Load:
+        names = ("n_gpu_layers", "flash_attn", "type_k", "type_v")
+        given = {n: settings[prefix + n] for n in names if settings[prefix + n] is not None}
+        return Load(peek.peek(str(path)).dims, **given)
+
+    draft = plan(pair.draft_model, "draft_") if isinstance(pair.draft_model, Path) else None
+    n_ctx = fit.largest_n_ctx(fit.Plan(this_machine(), plan(pair.model, ""), draft))
+    if not n_ctx:
+        raise SpecggufError("this pair does not fit into the free memory", hint="specgguf fit shows what would")
+    return n_ctx
 
 
 def _load(pair: Pair, settings: Settings) -> Engine:
@@ -148,9 +172,10 @@ def _wait_for(load: Any, what: str, notes: Notes) -> Engine:
     start = time.monotonic()
     thread.start()
     try:
-        while thread.is_alive():
-            notes.wait(f"{what} … {time.monotonic() - start:.1f} s")
-            thread.join(TICK_S)
+        with terminal.quiet_keyboard():
+            while thread.is_alive():
+                notes.wait(f"{what} … {time.monotonic() - start:.1f} s")
+                thread.join(TICK_S)
     except KeyboardInterrupt:
         notes.clear()
         sys.stdout.flush()

@@ -11,8 +11,12 @@ from types import FrameType, TracebackType
 from typing import Any
 
 
+class LeaveNow(KeyboardInterrupt):
+    """Ctrl-C a second time while an answer is made."""
+
+
 class Interrupts:
-    """A context in which SIGINT calls `cancel` once, and raises KeyboardInterrupt the second time."""
+    """A context in which SIGINT calls `cancel` once, and raises LeaveNow the second time."""
 
     def __init__(self, cancel: Callable[[], None]) -> None:
         self._cancel = cancel
@@ -40,5 +44,5 @@ class Interrupts:
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         self.count += 1
         if self.count > 1:
-            raise KeyboardInterrupt
+            raise LeaveNow
         self._cancel()

@@ -14,6 +14,7 @@ from typing import NoReturn
 from specgguf.cli import commands, engine, exits, prompt, terminal
 from specgguf.cli.actions import Leave
 from specgguf.cli.display import Display
+from specgguf.cli.interrupts import LeaveNow
 from specgguf.cli.keeper import Keeper
 from specgguf.cli.notes import Notes
 from specgguf.cli.sessions import Session
@@ -50,9 +51,9 @@ class Room:
         """Go on with `session`."""
         self.talk.resume(session.messages, session.pending)
         n = self.talk.n_turns
-        self.notes.tell(f"'{session.name}', {n} {'turn' if n == 1 else 'turns'}: {self.short(session.title)}")
+        self.notes.say(f"'{session.name}', {n} {'turn' if n == 1 else 'turns'}: {self.short(session.title)}")
         if session.pending:
-            self.notes.tell(f"its last question has no answer (/retry asks it again): {self.short(session.pending)}")
+            self.notes.say(f"its last question has no answer (/retry asks it again): {self.short(session.pending)}")
 
     def switch(self, ref: str, draft_ref: str) -> None:
         """Go on with other models. The old ones come back when the new ones cannot be loaded."""
@@ -95,22 +96,17 @@ def _converse(room: Room) -> int:
     pressed = -LEAVE_WITHIN_S
     while True:
         try:
-            text = keyboard.read()
-        except EOFError:
+            turn(room, keyboard.read())
+        except (EOFError, Leave):
             return goodbye(room, exits.OK)
-        except KeyboardInterrupt:
+        except LeaveNow:
+            room.notes.raw("\n")
+            return goodbye(room, exits.INTERRUPTED)
+        except KeyboardInterrupt:  # at the prompt, or when an answer had just ended
             if time.monotonic() - pressed < LEAVE_WITHIN_S:
                 return goodbye(room, exits.INTERRUPTED)
             pressed = time.monotonic()
             room.notes.say("Ctrl-C again leaves; so does Ctrl-D. /help lists commands.")
-            continue
-        try:
-            turn(room, text)
-        except Leave:
-            return goodbye(room, exits.OK)
-        except KeyboardInterrupt:
-            room.notes.raw("\n")
-            return goodbye(room, exits.INTERRUPTED)
 
 
 def turn(room: Room, text: str) -> None:

@@ -72,8 +72,9 @@ class Settings(Mapping[str, Any]):
                 self._values[name] = Value(BY_NAME[name].parse(value, where=origin), origin)
 
     def to_keep(self) -> dict[str, Any]:
-        """What belongs to a conversation rather than to a machine or a terminal, as far as anybody set it."""
-        return {s.name: self[s.name] for s in SETTINGS if s.section == "Sampling" and self.given(s.name)}
+        """What belongs to a conversation rather than to a machine or a terminal, as far as it was chosen for it."""
+        mine = (s.name for s in SETTINGS if s.section == "Sampling")
+        return {n: self[n] for n in mine if self.given_here(n) or self.origin(n).startswith("conversation ")}
 
     def resumed(self, values: Mapping[str, Any], name: str) -> None:
         """Take a saved conversation's settings where neither a flag nor a variable speaks."""

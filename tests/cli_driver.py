@@ -6,17 +6,19 @@ Only tests use it; nothing of the shipped program knows about it.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
-from fake_engine import FAIL, HANG, FakeEngine, loaded, pieces
+from fake_engine import FAIL, GATE, HANG, FakeEngine, loaded, pieces
 from specgguf.cli import engine, main
 from specgguf.cli.notes import Notes
 from specgguf.cli.settings import Settings
 
 STORY = pieces("Once upon a time there was a fox .", drafted="upon a time")
 
-SCENES = {
+SCENES: dict[str, Callable[[], FakeEngine]] = {
     "plain": lambda: FakeEngine([pieces("The quick brown fox jumps.", drafted="quick brown")]),
     "slow": lambda: FakeEngine([[*STORY[:4], HANG, *STORY[4:]], pieces("Second answer.")]),
+    "gate": lambda: FakeEngine([[*STORY[:4], GATE, *STORY[4:]], pieces("Second answer.")]),
     "prefill": lambda: FakeEngine([STORY, pieces("Second answer.")], hang_in_prefill=0),
     "deaf": lambda: Deaf([[*STORY[:4], HANG], pieces("Second answer.")]),
     "wild": lambda: FakeEngine([[("[/INST] \x1b[31mred\x07 \x00nul \x9b1mcsi", False), (" " + "x" * 10_000, True)]]),

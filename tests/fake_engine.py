@@ -2,13 +2,15 @@
 
 It counts tokens as whitespace-separated words, renders a conversation as one id per word, remembers what its
 "cache" holds to report cached tokens, and honours cancel(). `HANG` in a script waits until it is cancelled,
-so that a test can press Ctrl-C at an exact place.
+so that a test can press Ctrl-C at an exact place; `GATE` waits until the file named by the variable GATE exists.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
 from typing import Any
 
 from specgguf.cli.engine import Loaded
@@ -19,6 +21,7 @@ from specgguf.stats import Stats
 
 Piece = tuple[str, bool]  # text, from_draft
 HANG: Piece = ("\0hang", False)
+GATE: Piece = ("\0gate", False)
 FAIL: Piece = ("\0fail", False)
 
 
@@ -110,6 +113,10 @@ class FakeEngine:
         for text, from_draft in answer:
             if (text, from_draft) == HANG:
                 self._hang()
+            if (text, from_draft) == GATE:
+                while not Path(os.environ["GATE"]).exists():
+                    time.sleep(0.005)
+                continue
             if (text, from_draft) == FAIL:
                 raise RuntimeError("the engine broke")
             if self._cancelled:

@@ -338,15 +338,19 @@ def test_an_engine_that_breaks_does_not_end_the_conversation(start: Start) -> No
     screen.see("Second answer.")
 
 
-def test_keys_pressed_while_it_answers_are_not_echoed_but_kept(start: Start) -> None:
-    screen = start("slow", "chat")
+def test_what_was_typed_while_it_answered_is_sent_next(start: Start, tmp_path: Path) -> None:
+    screen = start("gate", "chat", GATE=str(tmp_path / "gate"))
     screen.prompt()
     screen.ask("a story")
     screen.see("Once upon a time")
-    screen.type("typed ahead")
-    screen.type(CTRL_C)
-    shown = screen.see("stopped")
-    assert "typed ahead" not in shown
+    screen.type("typed ahead\r")
+    (tmp_path / "gate").touch()
+    assert "typed ahead" not in screen.see("tok/s")
+    screen.see("Second answer.")
+    screen.prompt()
+    screen.type(CTRL_D)
+    assert screen.end() == 0
+    assert saved(tmp_path)[2]["content"] == "typed ahead"
 
 
 def test_terminate_leaves_the_terminal_as_it_was(start: Start) -> None:

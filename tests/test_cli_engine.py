@@ -1,0 +1,99 @@
+"""From flags to a loaded engine, with real (tiny) files: what is chosen, what is said, what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import tiny
+from cli_support import Ran, home
+from click.testing import CliRunner
+from conftest import Pair
+from specgguf.cli import exits
+from specgguf.cli.main import cli
+
+__all__ = ["home"]  # fixtures
+
+pytestmark = pytest.mark.usefixtures("home")
+ONE = ["--n-threads", "1", "--draft-n-threads", "1", "--max-tokens", "8", "--seed", "1"]
+
+
+def chat(*arguments: object) -> Ran:
+    result = CliRunner().invoke(cli, ["chat", *map(str, arguments), *ONE], prog_name="specgguf")
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return Ran(result.exit_code, result.stdout, result.stderr, result.stdout_bytes)
+
+
+def test_a_pair_by_its_files(tiny_chat: Pair) -> None:
+    ran = chat("-m", tiny_chat.target, "-d", tiny_chat.draft, "--draft", "3", "--json", "Hi")
+    assert ran.code == 0
+    assert json.loads(ran.out)["timings"]["draft_n"] > 0
+    assert "accepted (" in ran.err
+    assert ran.err.count("\n") == 1
+
+
+def test_a_target_alone_says_that_nothing_drafts(tiny_chat: Pair) -> None:
+    ran = chat("-m", tiny_chat.target, "Hi")
+    assert ran.code == 0
+    assert "no matching draft model is here" in ran.err
+    assert "draft rests: no draft model" in ran.err
+    for flags in (["-d", "none"], ["--draft", "off"]):
+        assert "matching" not in chat("-m", tiny_chat.target, *flags, "Hi").err
+
+
+def test_lookup(tiny_chat: Pair) -> None:
+    ran = chat("-m", tiny_chat.target, "-d", "lookup", "--draft", "2", "abcabcabcabcabcabc")
+    assert ran.code == 0
+    assert "no draft model" not in ran.err
+
+
+def test_the_largest_context(tiny_chat: Pair) -> None:
+    ran = chat("-m", tiny_chat.target, "-d", tiny_chat.draft, "-c", "0", "Hi")
+    assert ran.code == 0
+    assert "context " in ran.err
+
+
+def test_gpu_layers_on_a_cpu_build_are_a_loud_warning(tiny_chat: Pair) -> None:
+    from specgguf import backend
+
+    if backend.supports_gpu_offload():
+        pytest.skip("this build can offload")
+    ran = chat("-m", tiny_chat.target, "-d", "none", "-ngl", "99", "Hi")
+    assert ran.code == 0
+    assert ran.err.startswith("warning: n_gpu_layers=99 was asked for")
+    assert "-DGGML_CUDA=on" in ran.err
+
+
+def test_refusals_are_one_line_and_a_hint(tiny_chat: Pair, tiny_pair: Pair, tmp_path: Path) -> None:
+    text = tmp_path / "text.gguf"
+    text.write_text("no model at all, only text that goes on for a while")
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(tiny_chat.target.read_bytes()[:-1000])
+    cases: list[tuple[list[object], str]] = [
+        (["-m", tmp_path / "none.gguf"], "no such file"),
+        (["-m", text], "text.gguf"),
+        (["-m", cut], "truncated"),
+        (["-m", "nonsense"], "no such model: nonsense"),
+        (["-p", "nonsense"], "no preset 'nonsense'"),
+        (["-m", tiny_chat.target, "-d", tiny_pair.target], "cannot draft for"),
+        (["-m", tiny_chat.target, "-d", "none", "-c", "300", "-s", "x" * 400], "tokens and"),
+        (["-m", "org/repo:Q4_K_M", "--offline"], "is not on this machine"),
+        (["-p", "demo"], "nobody is here to ask"),
+    ]
+    for flags, said in cases:
+        ran = chat(*flags, "Hi")
+        assert ran.code in (exits.FAILED, exits.USAGE), flags
+        assert ran.out == ""
+        lines = ran.err.splitlines()
+        errors = [line for line in lines if line.startswith("error: ")]
+        assert len(errors) == 1, ran.err
+        assert said in errors[0]
+        assert all(line.startswith("  hint: ") for line in lines[lines.index(errors[0]) + 1 :])
+
+
+def test_a_model_without_a_template_is_refused(tmp_path: Path) -> None:
+    path = tiny.WRITERS["llama"](tmp_path / "plain.gguf", tiny.letters(8))
+    ran = chat("-m", path, "-d", "none", "Hi")
+    assert ran.code == exits.FAILED
+    assert "no chat template" in ran.err
