@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from specgguf.rounds import Plan, Round
+from specgguf.rounds import Offer, Plan, Round
 
 Table = Callable[[tuple[int, ...]], np.ndarray]  # context -> logits (n_vocab,) float32
 GoOn = Callable[[int, Any], bool]
@@ -156,18 +156,27 @@ class FakeCutter:
 
 
 class Script:
-    """A controller that drafts by a list of lengths, over and over, whatever happens; where it rests it may let
-    the draft score the last `probe` plain tokens."""
+    """A controller that drafts by a list of lengths, over and over, whatever happens.
 
-    def __init__(self, lengths: Sequence[int], go_on: GoOn | None = None, *, probe: int = 0) -> None:
+    Args:
+        probe: where it rests, the draft scores so many of the last plain tokens.
+        lookup: takes what a lookup offers, where it offers something.
+    """
+
+    def __init__(
+        self, lengths: Sequence[int], go_on: GoOn | None = None, *, probe: int = 0, lookup: bool = False
+    ) -> None:
         self.lengths = lengths
         self.go_on = go_on
         self.probe = probe
+        self.lookup = lookup
         self.rounds: list[Round] = []
 
-    def plan(self, room: int) -> Plan:
+    def plan(self, room: int, offer: Offer | None = None) -> Plan:
         n_max = min(self.lengths[len(self.rounds) % len(self.lengths)], room)
         probe = 0 if n_max else self.probe
+        if self.lookup and offer is not None:
+            return Plan(n_max, source="lookup")
         return Plan(n_max, probe=probe) if self.go_on is None else Plan(n_max, self.go_on, probe=probe)
 
     def observe(self, round: Round) -> None:

@@ -18,6 +18,7 @@ from fakes import FakeClock, FakeCutter, FakeModel, GoOn, Script, Table
 from specgguf.config import SamplingParams
 from specgguf.drafter import Drafter, ModelDrafter
 from specgguf.generate import generate
+from specgguf.lookup import LookupDrafter
 from specgguf.rounds import Round
 from specgguf.sampling import Rng, Transform
 from specgguf.verifier import Rule, verify_token
@@ -79,6 +80,7 @@ def run(
     rule: Rule = verify_token,
     *,
     drafter: Callable[[FakeModel | None], Drafter] | None = None,
+    lookup: bool = False,
     target: FakeModel | None = None,
     after: Callable[[Transform, Sequence[int]], None] = lambda _t, _o: None,
     checked: bool = True,
@@ -104,6 +106,7 @@ def run(
         cutter=FakeCutter(setting.length, eog=setting.eog, stop=setting.stop),
         max_tokens=setting.length,
         verify=rule,
+        lookup=LookupDrafter(setting.v, setting.eog) if lookup else None,
         clock=clock or time.perf_counter,
     )
     for round in stream:

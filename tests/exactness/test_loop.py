@@ -20,9 +20,10 @@ from loop import PLAIN, MakeController, Setting, distance, fixed, reference, run
 
 from specgguf.controller import Adaptive, Fixed
 from specgguf.costs import Costs
-from specgguf.drafter import LookupDrafter, ModelDrafter
+from specgguf.drafter import ModelDrafter
 from specgguf.errors import BackendError
 from specgguf.generate import generate
+from specgguf.lookup import LookupDrafter
 from specgguf.rounds import Draft, Round, Verdict
 from specgguf.sampling import Law, Rng, Transform, draw, one_hot
 from specgguf.verifier import RULES
@@ -171,6 +172,21 @@ def test_a_lookup_draft(rule: Any) -> None:
     drafter = lambda _d: LookupDrafter(3, frozenset())  # noqa: E731
     assert any(r.draft_n > 1 for r in run(setting, Rng(0), fixed(3), rule, drafter=drafter)[1])
     assert distance(setting, fixed(3), rule, drafter=drafter) < EXACT
+
+
+@rules
+@pytest.mark.parametrize("lengths", [(2,), (3, 0, 1)])
+def test_a_draft_model_and_a_lookup_in_turns(rule: Any, lengths: tuple[int, ...]) -> None:
+    """Whichever offers: one-hot blocks and drawn ones in one text."""
+    setting = pair(length=5, v=2, v_draft=2, prompt=(0, 1, 1, 0, 1))
+    make = lambda _t, _d: (Script(lengths, lookup=True), None)  # noqa: E731
+    paths = list(walk(lambda rng: run(setting, rng, make, rule, lookup=True)))
+    assert {r.source for _, (_, rounds) in paths for r in rounds} >= {"model", "lookup"}
+    assert distance(setting, make, rule, lookup=True) < EXACT
+    assert distance(setting, adaptive(**CHEAP), rule, lookup=True) < EXACT
+
+
+CHEAP: dict[str, Any] = {"verify_s": {1: 0.011, 2: 0.012, 4: 0.014}, "draft_s": 0.0011}
 
 
 @rules
