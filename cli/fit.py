@@ -160,6 +160,9 @@ def _show(plan: Plan, sizes: Footprint) -> None:
     header = ("MiB", "device", "host") if has_gpu else ("MiB", "host")
     rows = [[label, *columns] if has_gpu else [label, columns[1]] for label, *columns in _rows(sizes)]
     tables.show(rows, header, right=(1, 2))
+    pages = sizes.target.host_pages + sizes.draft.host_pages
+    if pages:
+        click.echo(f"and {_mib(pages)} MiB of file pages, which are dropped when memory runs short")
     click.echo()
     if not plan.target.dims.is_sure:
         click.echo("the formula does not know this architecture's memory: --exact asks llama.cpp", err=True)

@@ -17,6 +17,8 @@ from .errors import Unsupported
 from .header import Header
 from .presets import ModelFile
 
+Q8_0, Q4_K, Q6_K = 8, 12, 14  # ggml types
+
 # Metadata of memories that the formula does not know: latent attention, recurrent and convolutional states.
 _OTHER_MEMORIES = ("attention.kv_lora_rank", "ssm.inner_size", "shortconv.l_cache", "wkv.head_size")
 
@@ -30,6 +32,7 @@ class Dims:
         n_masks: attention masks in use (2 with a sliding window).
         layer_bytes: weights of each repeating layer.
         output_bytes: of the output matrix, and small things like norms; a tied matrix is the embedding again.
+        matrix_bytes: weights of the matrices that are multiplied with, by ggml type.
         is_sure: whether the formula knows this kind of memory; if not, only `measured` tells.
     """
 
@@ -48,6 +51,7 @@ class Dims:
     output_bytes: int
     tied: bool
     n_params: int
+    matrix_bytes: tuple[tuple[int, int], ...] = ()
     n_masks: int = 1
     is_sure: bool = True
 
@@ -118,6 +122,7 @@ def of_heads(heads: Sequence[Header], name: str) -> Dims:
         output_bytes=(output or embedding) + others,
         tied=not output,
         n_params=sum(prod(t.dims) for head in heads for t in head.tensors),
+        matrix_bytes=_matrices(heads),
         n_masks=2 if _one(head.get("attention.sliding_window")) else 1,
         is_sure=not any(_one(head.get(key)) for key in _OTHER_MEMORIES),
     )
@@ -152,11 +157,27 @@ def of_preset_model(model: ModelFile) -> Dims:
         output_bytes=output,
         tied=s.tied,
         n_params=s.n_layer * per_layer + s.n_vocab * s.n_embd * (1 if s.tied else 2),
+        matrix_bytes=_matrices_of_quant(model.name.lower(), layers),
     )
 
 
 def _sizes(heads: Sequence[Header]) -> dict[str, int]:
     return {t.name: t.n_bytes or 0 for head in heads for t in head.tensors}
+
+
+def _matrices(heads: Sequence[Header]) -> tuple[tuple[int, int], ...]:
+    by_type: dict[int, int] = {}
+    for head in heads:
+        for t in head.tensors:
+            if len(t.dims) > 1 and t.name != "token_embd.weight":
+                by_type[t.type] = by_type.get(t.type, 0) + (t.n_bytes or 0)
+    return tuple(by_type.items())
+
+
+def _matrices_of_quant(name: str, layers: int) -> tuple[tuple[int, int], ...]:
+    """About how much of the layers is stored in the type that a file's name speaks of."""
+    shares = {"q4_k_m": (Q4_K, 0.79), "q6_k": (Q6_K, 1.0), "q8_0": (Q8_0, 1.0)}
+    return tuple((kind, int(layers * share)) for word, (kind, share) in shares.items() if word in name)
 
 
 def _n_vocab(head: Header) -> int:

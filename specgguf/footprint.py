@@ -8,6 +8,7 @@ to change when it does not fit is `fit`'s business.
 from __future__ import annotations
 
 import json
+import platform
 import subprocess
 import sys
 from dataclasses import dataclass, replace
@@ -24,7 +25,11 @@ KV_BYTES = {
     "f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q5_1": 24 / 32, "q5_0": 22 / 32, "q4_1": 20 / 32,
     "q4_0": 18 / 32,
 }  # fmt: skip
-OVERHEAD_MIB = {"gpu": 457, "apple": 512, "cpu": 300}  # driver and runtime, per GPU; on a CPU the interpreter
+OVERHEAD_MIB = {"gpu": 457, "apple": 512, "cpu": 64}  # driver and runtime, per GPU; on a CPU the interpreter
+HOST_OVERHEAD_MIB = {"gpu": 300, "apple": 64, "cpu": 64}
+# ggml types that the CPU backend keeps a second, interleaved copy of (x86 with AVX2; else ARM)
+REPACKED = {"x86_64": (2, 12, 20, 39), "AMD64": (2, 12, 20, 39)}
+REPACKED_ARM = (2, 8, 12, 13, 14, 20, 39)
 N_CTX_STEP = 256  # llama.cpp rounds contexts up to a multiple of this
 OWN_CONTEXT = 256  # cells of the minimal context that `llama_cpp.Llama` keeps beside ours
 
@@ -53,7 +58,11 @@ class Load:
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes of one model on the device and on the host."""
+    """Bytes of one model on the device and on the host.
+
+    `host_pages` are pages of the file that stay in memory after loading although nothing needs them (a CPU works
+    on an interleaved copy, counted in host_weights): resident, and dropped when memory runs short.
+    """
 
     weights: int = 0
     kv: int = 0
@@ -61,6 +70,7 @@ class Need:
     host_weights: int = 0
     host_kv: int = 0
     host_compute: int = 0
+    host_pages: int = 0
 
     @property
     def device(self) -> int:
@@ -109,7 +119,7 @@ def footprint(target: Load, draft: Load | None, machine: Machine) -> Footprint:
         need(target, machine.kind, n),
         need(draft, machine.kind, n) if draft else Need(),
         overhead=OVERHEAD_MIB[machine.kind] * MIB * (n if machine.gpus else 0),
-        host_overhead=OVERHEAD_MIB["cpu"] * MIB,
+        host_overhead=HOST_OVERHEAD_MIB[machine.kind] * MIB,
     )
 
 
@@ -119,7 +129,12 @@ def need(load: Load, kind: str, n_devices: int = 1) -> Need:
     first = max(dims.n_layer + 1 - n_up, 0)  # llama.cpp offloads the last layers, the output first of all
     kv = kv_bytes_by_layer(load)
     if n_up == 0:
-        return Need(host_weights=dims.weights_bytes, host_kv=sum(kv), host_compute=compute_bytes(load))
+        return Need(
+            host_weights=dims.weights_bytes,
+            host_kv=sum(kv),
+            host_compute=compute_bytes(load),
+            host_pages=repacked_bytes(dims),
+        )
     up_weights = sum(dims.layer_bytes[first:]) + dims.output_bytes
     down_weights = sum(dims.layer_bytes[:first]) + dims.embd_bytes
     if kind == "apple":  # one memory: a tied matrix is mapped once, the embedding counts too
@@ -135,6 +150,12 @@ def need(load: Load, kind: str, n_devices: int = 1) -> Need:
         host_kv=sum(kv[:first]),
         host_compute=compute if first else inputs,
     )
+
+
+def repacked_bytes(dims: Dims, processor: str = "") -> int:
+    """Weights of which this computer's CPU backend makes a copy in another order."""
+    types = REPACKED.get(processor or platform.machine(), REPACKED_ARM)
+    return sum(n for kind, n in dims.matrix_bytes if kind in types)
 
 
 def rounded(n_ctx: int) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -82,6 +84,37 @@ def test_a_file_that_cannot_be_planned_says_so(tmp_path: Path, tiny_chat: Pair) 
     broken.write_bytes(tiny_chat.target.read_bytes()[:1000])
     with pytest.raises(BackendError, match=r"broken\.gguf"):
         measured(load, broken)
+
+
+RESIDENT = """
+import sys
+from specgguf import SamplingParams, SpeculativeLlama
+with SpeculativeLlama(sys.argv[1], n_ctx=4096, flash_attn=True) as llm:
+    prompt = llm.tokenize(b"def f(x): return x + 1 " * 100)[:512]
+    list(llm.generate(prompt, SamplingParams(max_tokens=4)))
+    status = open("/proc/self/status").read()
+print(next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS")))
+"""
+
+
+@pytest.mark.real
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_whole_process_is_within_a_tenth() -> None:
+    """A loaded engine that has read 512 tokens, all that is resident of it."""
+    path = models.smollm2()
+    done = subprocess.run([sys.executable, "-P", "-c", RESIDENT, str(path)], capture_output=True, text=True, check=True)
+    resident = int(done.stdout.split()[-1]) * 1024
+    n = need(Load(dims.of_file(path)), "cpu")
+    assert n.host + n.host_pages + footprint.HOST_OVERHEAD_MIB["cpu"] * MIB == pytest.approx(resident, rel=0.1)
+
+
+@pytest.mark.real
+def test_copies_that_a_cpu_makes_are_counted() -> None:
+    """As llama.cpp logs them on x86 with AVX2: "CPU_REPACK model buffer size"."""
+    logged = {"qwen-1.5b": 596.53, "qwen-0.5b": 28.05, "gemma": 12.66, "smollm2": 0.0}
+    for name, mib in logged.items():
+        d = dims.of_file(REAL[name]())
+        assert footprint.repacked_bytes(d, "x86_64") == pytest.approx(mib * MIB, abs=PRINTED)
 
 
 # --- where things go ----------------------------------------------------------------------------------------

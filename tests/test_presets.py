@@ -76,10 +76,17 @@ def test_a_preset_fits_its_budget(name: str, n_outputs: int) -> None:
 
 @pytest.mark.parametrize(
     ("name", "mib"),
-    [("gpu-8gb", 6675), ("gpu-24gb-code", 22451), ("apple-36gb", 22753), ("apple-96gb", 58545), ("cpu-16gb", 6285)],
+    [
+        ("gpu-8gb", 6675),
+        ("gpu-24gb-code", 22451),
+        ("apple-36gb", 22753),
+        ("apple-96gb", 58545),
+        ("cpu-16gb", 6285 - 236),
+    ],
 )
 def test_the_arithmetic_agrees_with_published_measurements(name: str, mib: int) -> None:
-    """Totals that were checked against what people report for these pairs, logits of a whole batch included."""
+    """Totals that were checked against what people report for these pairs, logits of a whole batch included. (On a
+    CPU they take 300 MiB for the interpreter; it is 64.)"""
     preset = presets.load(name)
     kind = preset.match.device
     loads = [replace(load, n_outputs=512) for load in fit.loads_of(preset, offline=True) if load]
