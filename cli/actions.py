@@ -237,10 +237,10 @@ def complete_set(_room: Room, _words: str) -> Iterable[str]:
 
 
 def complete_model(_room: Room, _words: str) -> Iterable[str]:
-    """Names of presets."""
-    from specgguf import presets
+    """Names of presets, and of the models that are here."""
+    from specgguf.cli.options import model_names
 
-    return presets.names()
+    return model_names()
 
 
 def complete_path(_room: Room, words: str) -> Iterable[str]:

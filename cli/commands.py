@@ -7,11 +7,12 @@ asked as if it had been typed. What it says goes to stderr.
 from __future__ import annotations
 
 import difflib
+import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from specgguf.cli import actions
+from specgguf.cli import actions, terminal
 
 if TYPE_CHECKING:
     from specgguf.cli.loop import Room
@@ -94,15 +95,24 @@ def dispatch(room: Room, line: str) -> str | None:
 
 def show_help(room: Room) -> None:
     """The table, for people."""
-    notes, width = room.notes, max(len(_usage(command)) for command in COMMANDS)
     for section in dict.fromkeys(command.section for command in COMMANDS):
-        notes.tell(notes.ink.bold(section))
+        room.notes.tell(room.notes.ink.bold(section))
         for command in COMMANDS:
             if command.section == section:
-                notes.tell(f"  {_usage(command):<{width}}  {notes.ink.dim(command.help)}")
-    notes.tell(notes.ink.bold("Keys"))
+                _row(room, _usage(command), command.help)
+    room.notes.tell(room.notes.ink.bold("Keys"))
     for key, what in KEYS:
-        notes.tell(f"  {key:<{width}}  {notes.ink.dim(what)}")
+        _row(room, key, what)
+
+
+def _row(room: Room, left: str, right: str) -> None:
+    """One row of the help, its right side wrapped where the terminal is narrow."""
+    start = max(len(_usage(command)) for command in COMMANDS) + 4
+    columns = terminal.width(room.notes.stream) - start - 1
+    first, *more = textwrap.wrap(right, max(columns, 24))
+    room.notes.tell(f"  {left:<{start - 2}}{room.notes.ink.dim(first)}")
+    for row in more:
+        room.notes.tell(" " * start + room.notes.ink.dim(row))
 
 
 def _usage(command: Command) -> str:

@@ -57,6 +57,10 @@ class Display:
         """What follows an answer: its JSON, and the statistics line."""
         if self.as_json:
             write_json(answer.completion())
+        if answer.interrupted and not answer.spans:
+            return
+        if not answer.text and not answer.interrupted:
+            self.notes.say("the answer is empty")
         if self.settings["stats"] and not self.notes.quiet:
             stats = engine.last
             ended = stats_view.ended_by(

@@ -59,7 +59,7 @@ class Keeper:
 
     def answered(self, messages: Sequence[Message], answer: Answer) -> None:
         """The answer is over; `messages` hold the turn, if it gave any text."""
-        if self.session is not None and answer.spans:
+        if self.session is not None and (answer.spans or answer.finish_reason):
             self.session.turns.append(
                 {
                     "when": sessions.now(),

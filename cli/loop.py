@@ -52,6 +52,9 @@ class Room:
         self.talk.resume(session.messages, session.pending)
         n = self.talk.n_turns
         self.notes.say(f"'{session.name}', {n} {'turn' if n == 1 else 'turns'}: {self.short(session.title)}")
+        asked, said = self.talk.last_exchange
+        if said:
+            self.notes.say(f"  {prompt.PROMPT}{self.short(asked)}\n  {self.short(said)}")
         if session.pending:
             self.notes.say(f"its last question has no answer (/retry asks it again): {self.short(session.pending)}")
 

@@ -267,10 +267,19 @@ class _Kind(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.
         kind: Iterable[str] = self.setting.kind if isinstance(self.setting.kind, tuple) else ()
         if self.setting.kind == "draft":
             kind = ("auto", "off")
-        if kind:
-            return [CompletionItem(word) for word in kind if word.startswith(incomplete)]
-        is_path = self.setting.name in ("model", "draft_model")
-        return [CompletionItem(incomplete, type="file")] if is_path else []
+        if self.setting.name in ("model", "draft_model", "preset"):
+            kind = model_names(files=self.setting.name != "preset")
+        found = [CompletionItem(word) for word in kind if word.startswith(incomplete)]
+        if not found and self.setting.name in ("model", "draft_model"):
+            return [CompletionItem(incomplete, type="file")]
+        return found
+
+
+def model_names(*, files: bool = True) -> list[str]:
+    """What `-m` takes by name: presets and, with `files`, the models on this machine."""
+    from specgguf import inventory, presets
+
+    return presets.names() + ([model.name for model in inventory.models()] if files else [])
 
 
 def option(setting: Setting) -> Callable[[F], F]:

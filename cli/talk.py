@@ -43,6 +43,7 @@ class Talk:
     undone: str = ""
     unanswered: str = ""
     last: Answer | None = None
+    _read: list[int] = field(default_factory=list)  # the prompt before this one
 
     @property
     def n_turns(self) -> int:
@@ -53,6 +54,12 @@ class Talk:
     def first_question(self) -> str:
         """The first question, or an empty string."""
         return next((str(m["content"]) for m in self.messages if m["role"] == "user"), "")
+
+    @property
+    def last_exchange(self) -> tuple[str, str]:
+        """The last question and its answer; empty where there is none."""
+        texts = {m["role"]: str(m["content"]) for m in self.messages}
+        return texts.get("user", ""), texts.get("assistant", "")
 
     @property
     def system(self) -> str:
@@ -108,8 +115,10 @@ class Talk:
             prompt = self._fit()
             self.keeper.asked(self.messages[:-1], question)
             engine = self.loaded.engine
-            if len(prompt) >= SLOW_PROMPT:
-                self.notes.wait(f"reading {len(prompt):,} tokens …")
+            n_new = len(prompt) - n_common(prompt, self._read)
+            self._read = prompt
+            if n_new >= SLOW_PROMPT:
+                self.notes.wait(f"reading {n_new:,} tokens …")
             ask(
                 engine,
                 self.window(),
@@ -121,7 +130,7 @@ class Talk:
             )
         finally:
             self.notes.clear()
-            if answer.spans:
+            if answer.spans or answer.finish_reason:
                 self.messages.append(answer.message())
                 self.unanswered = self.undone = ""
             else:
@@ -154,3 +163,8 @@ class Talk:
             turns = "turn was" if n_dropped == 1 else "turns were"
             self.notes.say(f"context full: the oldest {n_dropped} {turns} dropped (--overflow stop ends instead)")
         return self._render(self.window())
+
+
+def n_common(a: list[int], b: list[int]) -> int:
+    """How many tokens two prompts begin with in common."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

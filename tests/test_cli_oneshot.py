@@ -144,6 +144,12 @@ def test_sampling_flags_reach_the_engine(run: Run) -> None:
     }
 
 
+def test_an_empty_answer_is_told(run: Run) -> None:
+    ran = run("chat", "x", fake=FakeEngine([[]]))
+    assert (ran.code, ran.out) == (0, "")
+    assert "the answer is empty" in ran.err
+
+
 def test_interrupted(run: Run) -> None:
     assert run("chat", "x", fake=FakeEngine([Cancelled("stopped")])).code == exits.INTERRUPTED
 

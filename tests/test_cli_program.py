@@ -139,3 +139,5 @@ def test_completion_knows_flags_and_words(run: Run) -> None:
     assert "plain,--draft-max" in complete("specgguf chat --draft-m")
     assert complete("specgguf chat --think d") == ["plain,dim"]
     assert complete("specgguf chat --type-k q8") == ["plain,q8_0"]
+    assert "plain,demo" in complete("specgguf chat -m de")
+    assert complete("specgguf chat -m ./x") == ["file,./x"]
