@@ -73,7 +73,7 @@ def pull(refs: Sequence[str], offline: bool) -> None:
     notes = _notes()
     for ref in refs:
         for model in _files_of(ref):
-            if not isinstance(model, str) and hub.cached(model) is None and not offline:
+            if not isinstance(model, str) and hub.cached(model, verify=False) is None and not offline:
                 _announce(model, notes)
             with Progress(notes) as progress:
                 path = hub.resolve(model, offline=offline or None, progress=progress)

@@ -63,7 +63,7 @@ def list_(fits: bool = False, as_json: bool = False) -> None:
 def _row(preset: Preset) -> dict[str, Any]:
     from specgguf import hub
 
-    missing = [m.bytes for m in preset.files if not isinstance(m, str) and hub.cached(m) is None]
+    missing = [m.bytes for m in preset.files if not isinstance(m, str) and hub.cached(m, verify=False) is None]
     return {
         "name": preset.name,
         "use": preset.use,
@@ -146,7 +146,7 @@ def _model_rows(label: str, model: ModelFile | str) -> list[tuple[str, str]]:
 
     if isinstance(model, str):
         return [(label, model)]
-    here = hub.cached(model)
+    here = hub.cached(model, verify=False)
     licence = model.licence or "unknown"
     return [
         (label, model.name),

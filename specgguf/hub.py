@@ -52,14 +52,18 @@ def resolve(ref: str | Path | ModelFile, *, offline: bool | None = None, progres
     return _fetch_from_repo(repo, wanted, progress=progress)
 
 
-def cached(ref: str | Path | ModelFile, *, progress: Progress | None = None) -> Path | None:
+def cached(ref: str | Path | ModelFile, *, progress: Progress | None = None, verify: bool = True) -> Path | None:
     """The local file that `ref` means, or None where it would have to be downloaded. No network.
+
+    Args:
+        verify: hold a ModelFile to its sha256 (which reads a file of unknown origin in full, once); without, its
+            size is enough: for lists and plans.
 
     Raises:
         ModelNotFound, SpecggufError: `ref` is a path that leads to no usable GGUF.
     """
     if isinstance(ref, ModelFile):
-        return _cached_model(ref, progress)
+        return _cached_model(ref, progress, verify)
     path = Path(ref).expanduser()
     if not path.exists() and (found := inventory.find(str(ref))) is not None:
         return check_file(found)
@@ -156,10 +160,11 @@ def _assembled(model: ModelFile) -> Path:
     return mirror.cache_folder() / model.sha256[:12] / model.name
 
 
-def _cached_model(model: ModelFile, progress: Progress | None) -> Path | None:
+def _cached_model(model: ModelFile, progress: Progress | None, verify: bool) -> Path | None:
     for path in [_assembled(model), *(s / model.file for s in remote.snapshots(model.repo))]:
         with suppress(OSError):
-            if path.stat().st_size == model.bytes and _verified(path, model.sha256, progress):
+            right_size = path.stat().st_size == model.bytes
+            if right_size and (not verify or _verified(path, model.sha256, progress)):
                 return path
     return None
 

@@ -85,12 +85,14 @@ def test_a_missing_file_names_its_neighbour(tiny_pair: Pair) -> None:
     assert "llama-target.gguf" in caught.value.hint
 
 
-def test_a_folder_is_no_file(tiny_pair: Pair, tmp_path: Path) -> None:
+def test_a_folder_is_no_file(gguf: bytes, tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match="is a folder") as caught:
-        hub.resolve(tiny_pair.target.parent)
-    assert "llama-target.gguf" in caught.value.hint
-    with pytest.raises(ModelNotFound, match="is a folder"):
         hub.resolve(tmp_path)
+    assert "no .gguf" in caught.value.hint
+    (tmp_path / "inside.gguf").write_bytes(gguf)
+    with pytest.raises(ModelNotFound, match="is a folder") as caught:
+        hub.resolve(tmp_path)
+    assert "inside.gguf" in caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -344,6 +346,24 @@ def test_a_model_is_held_to_its_hash(server: HubServer, gguf: bytes) -> None:
         hub.resolve(wanted)
     assert hub.cached(wanted) is None
     assert hub.cached(model(gguf)) is None
+
+
+def test_a_plan_needs_no_full_read(server: HubServer, gguf: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another program left in the hub's cache is read in full once, when it is used, not when it is listed."""
+    path = hub.resolve(f"{REPO}:q4_k_m")
+    mirror.note_of(hashlib.sha256(gguf).hexdigest()).unlink()
+    read: list[Path] = []
+    sha256_of = mirror.sha256_of
+
+    def counted(path: Path, *rest: object) -> str:
+        read.append(path)
+        return sha256_of(path)
+
+    monkeypatch.setattr(mirror, "sha256_of", counted)
+    assert hub.cached(model(gguf), verify=False) == path
+    assert read == []
+    assert hub.resolve(model(gguf)) == hub.resolve(model(gguf)) == path
+    assert len(read) == 1
 
 
 @pytest.mark.usefixtures("nowhere")
