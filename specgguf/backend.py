@@ -29,7 +29,7 @@ LOG_ERROR = 4
 _NEEDED = (
     "llama_batch_init llama_decode llama_get_logits llama_get_memory llama_memory_seq_rm llama_memory_clear "
     "llama_memory_seq_pos_min llama_memory_seq_pos_max llama_init_from_model llama_free llama_n_rs_seq "
-    "llama_state_seq_get_data_ext llama_state_seq_set_data_ext llama_state_seq_get_size_ext llama_n_ctx "
+    "llama_state_seq_get_data_ext llama_state_seq_set_data_ext llama_state_seq_get_size_ext llama_n_ctx llama_n_ubatch "
     "llama_set_abort_callback llama_log_set llama_vocab_get_text llama_token_to_piece llama_model_n_swa"
 ).split()
 
@@ -123,6 +123,11 @@ def free_context(ctx: Context) -> None:
 def n_ctx(ctx: Context) -> int:
     """The context's length in tokens (llama.cpp rounds what was asked for up)."""
     return int(llama_cpp.llama_n_ctx(ctx))
+
+
+def n_ubatch(ctx: Context) -> int:
+    """How many tokens llama.cpp computes at once."""
+    return int(llama_cpp.llama_n_ubatch(ctx))
 
 
 def n_rs_seq(ctx: Context) -> int:

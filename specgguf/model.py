@@ -313,9 +313,10 @@ class Model:
 
     def _check(self) -> None:
         last = backend.pos_max(self._ctx)
-        if last != len(self.tokens) - 1:
+        wanted = len(self.tokens) - 1
+        if last != wanted:
             self.clear()
-            raise BackendError(f"the cache ends at position {last}, not {len(self.tokens) - 1}: cleared")
+            raise BackendError(f"the cache ends at position {last}, not {wanted}: cleared")
 
 
 _NO_ROWS = np.empty((0, 0), dtype=np.float32)

@@ -16,6 +16,8 @@ from typing import Any, Protocol
 from . import backend
 from .errors import BackendError
 
+_NOWHERE = 2**31  # beyond every position
+
 
 class Way(Protocol):
     """One way of rewinding."""
@@ -43,7 +45,8 @@ class Plain:
     """Attention caches: any tail can be dropped by position.
 
     With a sliding window that discards old cells, positions before the window of the cut are needed again:
-    where they are gone, nothing can be kept. A cut within the last decode is always safe.
+    where they are gone, nothing can be kept. A cut within the last decode is always safe where that was one
+    ubatch: the next one may discard what the first tokens of a wider decode still see.
     """
 
     name = "plain"
@@ -51,13 +54,14 @@ class Plain:
     def __init__(self, ctx: Any, n_swa: int) -> None:
         self._ctx = ctx
         self._n_swa = n_swa
-        self._safe_from = 0
+        self._n_ubatch = backend.n_ubatch(ctx)
+        self._safe_from = _NOWHERE
 
     def mark(self, n_held: int, n_ahead: int, *, pin: bool = False) -> None:
         pass
 
     def before(self, n_held: int, n_new: int) -> None:
-        self._safe_from = n_held
+        self._safe_from = n_held if n_new <= self._n_ubatch else _NOWHERE
 
     def keep(self, n_held: int, n: int) -> int:
         if n >= n_held:
@@ -75,7 +79,7 @@ class Plain:
         return self.keep(n + 1, min(n, backend.pos_max(self._ctx) + 1))
 
     def reset(self) -> None:
-        self._safe_from = 0
+        self._safe_from = _NOWHERE
 
 
 class Checkpoint:
@@ -116,12 +120,16 @@ class Checkpoint:
         for at, data in sorted(fitting, key=lambda saved: -saved[0]):
             # The state's own tail beyond `at` (attention layers) can be cut once the recurrent part is back.
             if backend.set_state(self._ctx, data, backend.STATE_PARTIAL_ONLY) and backend.seq_rm(self._ctx, at):
-                self._latest = None if self._latest is not None and self._latest[0] > n else self._latest
-                self._pinned = None if self._pinned is not None and self._pinned[0] > n else self._pinned
+                self._forget(n)
                 return at
         backend.clear(self._ctx)
         self.reset()
         return 0
+
+    def _forget(self, n: int) -> None:
+        """Drop the marks beyond n tokens: another text follows there."""
+        self._latest = None if self._latest is not None and self._latest[0] > n else self._latest
+        self._pinned = None if self._pinned is not None and self._pinned[0] > n else self._pinned
 
     def reset(self) -> None:
         self._latest = self._pinned = None
@@ -153,8 +161,13 @@ class Native(Checkpoint):
             return n_held
         reach, self._reach = self._reach, 0
         if n > 0 and n_held - n <= reach and backend.seq_rm(self._ctx, n):
+            self._forget(n)
             return n
         return super().keep(n_held, n)
+
+    def recover(self, n: int) -> int:
+        self._reach = 0  # what a failed decode left cannot be rolled back
+        return super().recover(n)
 
     def reset(self) -> None:
         super().reset()
