@@ -16,6 +16,7 @@ PRIOR_WEIGHT = 2.0  # observations that the prior is worth; it fades as they com
 POOLED_WEIGHT = 3.0  # observations that the mean over positions is worth at a single position
 EDGES = (0.3, 0.5, 0.7, 0.85, 0.95, 0.99)  # of the draft's confidence in its likeliest token
 MIDDLES = (0.2, 0.4, 0.6, 0.78, 0.9, 0.97, 0.995)
+MATCH_PRIORS = {2: 0.5, 3: 0.65, 4: 0.8}  # of lookups, by the length of the n-gram found
 
 
 class Count:
@@ -53,6 +54,7 @@ class Acceptance:
         self.pooled = Count()
         self.by_position = [Count(weight=0.0) for _ in range(draft_max)]
         self.by_confidence = [Count(0.15 + 0.8 * middle) for middle in MIDDLES]
+        self.by_match = {size: Count(prior) for size, prior in MATCH_PRIORS.items()}
 
     def at(self, position: int) -> float:
         """The chance that the token at `position` (from 0) is accepted once it is reached."""
@@ -84,6 +86,14 @@ class Acceptance:
             for count in (self.pooled, self.by_position[n_drafted]):
                 count.add(before * chance, before * (1.0 - chance))
 
+    def observe_match(self, match: int, survival: Sequence[float], n_drafted: int) -> None:
+        """A round whose `n_drafted` tokens followed an n-gram of length `match`."""
+        before = 1.0
+        for j in range(n_drafted):
+            after = survival[j] if j < len(survival) else 0.0
+            self.by_match[match].add(after, before - after)
+            before = after
+
     def observe_overlaps(self, overlaps: Sequence[tuple[float, float]]) -> None:
         """Plain text scored by the draft: (confidence, Σ min(p, q)) per token, the chance that a token drafted
         there would have been accepted."""
@@ -94,7 +104,7 @@ class Acceptance:
 
     def soften(self, share: float = 0.5) -> None:
         """A new turn: what was learned counts less."""
-        for count in (self.pooled, *self.by_position, *self.by_confidence):
+        for count in (self.pooled, *self.by_position, *self.by_confidence, *self.by_match.values()):
             count.soften(share)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from .acceptance import Acceptance
 from .costs import Costs
-from .rounds import Plan, Round
+from .rounds import Offer, Plan, Round
 from .sampling import Law
 
 REST_BELOW = 1.0  # rest when the best R(K) is below so many R(0), by estimate or as measured
@@ -33,7 +33,7 @@ class Fixed:
         self.n = n
         self.rest_reason = rest_reason
 
-    def plan(self, room: int) -> Plan:
+    def plan(self, room: int, offer: Offer | None = None) -> Plan:
         return Plan(min(self.n, room))
 
     def observe(self, round: Round) -> None:
@@ -46,12 +46,21 @@ class Adaptive:
     Args:
         draft_max: the most tokens in a round.
         costs: measured costs, kept and corrected here.
+        has_model: False where only lookups draft.
         trace: called with one record (a JSON-able dict) per decision.
     """
 
-    def __init__(self, draft_max: int, costs: Costs, *, trace: Callable[[dict[str, Any]], None] | None = None) -> None:
+    def __init__(
+        self,
+        draft_max: int,
+        costs: Costs,
+        *,
+        has_model: bool = True,
+        trace: Callable[[dict[str, Any]], None] | None = None,
+    ) -> None:
         self.draft_max = draft_max
         self.costs = costs
+        self.has_model = has_model
         self.acceptance = Acceptance(draft_max)
         self.rest_reason = ""
         self._trace = trace
@@ -65,6 +74,7 @@ class Adaptive:
         self._stopped = False
         self._speed = 0.0  # R* of the round in flight
         self._n_max = 0
+        self._match = 0  # the n-gram behind the round in flight, when it came from a lookup
 
     def new_turn(self) -> None:
         """A new generation: keep what was learned, softened; look again soon when resting."""
@@ -88,14 +98,36 @@ class Adaptive:
         draft = k * (self.costs.draft_s or 0.0)
         return max(self.costs.host_s + draft + self.costs.verify(k + 1), 1e-9)
 
-    def plan(self, room: int) -> Plan:
-        k, probe, why = self._decide(min(self.draft_max, room))
+    def plan(self, room: int, offer: Offer | None = None) -> Plan:
+        k_max = min(self.draft_max, room)
+        k, probe, why = self._decide(k_max) if self.has_model else (0, 0, "no draft model")
+        source = ""
+        found = self._from_offer(offer, k_max, k)
+        if found:
+            k, probe, why, source = found, 0, "lookup", "lookup"
         self._confidences, self._stopped, self._n_max = [], False, k
+        self._match = offer.match if offer is not None and found else 0
         if self._trace is not None:
             speeds = [round(self.speed(i), 3) for i in range(self.draft_max + 1)]
-            record = {"event": "plan", "n_max": k, "probe": probe, "why": why, "room": room, "speeds": speeds}
-            self._trace(record)
-        return Plan(k, self._go_on, probe=probe) if k or probe else Plan(0)
+            record = {"event": "plan", "n_max": k, "source": source, "probe": probe, "why": why, "speeds": speeds}
+            self._trace(record | {"room": room, "match": self._match})
+        return Plan(k, self._go_on, source, probe) if k or probe else Plan(0)
+
+    def _from_offer(self, offer: Offer | None, k_max: int, k: int) -> int:
+        """How many offered tokens to take: as many as make the fastest round, 0 where the draft model (k > 0) or
+        plain decoding is expected to be faster."""
+        if offer is None or self._first or k_max <= 0:
+            return 0
+        rival = max(self.speed(i) for i in range(self.draft_max + 1)) if k else self.speed(0)
+        chance = self.acceptance.by_match[offer.match].mean
+        best, expected, alive = 0, 1.0, 1.0
+        for m in range(1, min(len(offer.tokens), k_max) + 1):
+            alive *= chance
+            expected += alive
+            speed = expected / max(self.costs.host_s + self.costs.verify(m + 1), 1e-9)
+            if speed > rival:
+                best, rival = m, speed
+        return best
 
     def _decide(self, k_max: int) -> tuple[int, int, str]:
         """Tokens to draft, plain tokens to score first, and why."""
@@ -171,6 +203,9 @@ class Adaptive:
             self.costs.observe_host(round.host_s)
         if round.probe:
             self._observe_probe(round)
+        if round.source == "lookup":
+            self.acceptance.observe_match(self._match, round.survival, round.draft_n)
+            self.rest_reason = ""
         if steps:
             self.costs.observe_draft(steps, round.n_synced, round.draft_s)
             self.acceptance.observe(round.survival, self._confidences, self._stopped)
@@ -178,7 +213,7 @@ class Adaptive:
             seconds = max(round.draft_s - synced_s, 0.0) + round.prefill_s + round.verify_s + round.host_s
             self._measured.add(1.0 + sum(round.survival), seconds)
             self._since_plain += 1
-        else:
+        elif not round.draft_n:
             self._plain += len(round.tokens)
             self._since_plain = 0
         if self._trace is not None:

@@ -16,9 +16,10 @@ from typing import Any
 from .config import DraftConfig, SamplingParams
 from .controller import Adaptive, Fixed
 from .costs import calibrate
-from .drafter import Drafter, LookupDrafter, ModelDrafter
+from .drafter import Drafter, ModelDrafter
 from .errors import Busy, Cancelled, ConfigError
 from .generate import Cutter, generate
+from .lookup import LookupDrafter
 from .model import Model, common_prefix
 from .rounds import Round
 from .sampling import GrammarCursor, Rng, Transform
@@ -58,10 +59,10 @@ class Engine:
             self.off_reason = "drafting is off: this draft's memory cannot drop rejected tokens"
         elif self.draft_model is not None:
             self.drafter = ModelDrafter(self.draft_model)
-        elif draft == "lookup":
-            self.drafter = LookupDrafter(target.n_vocab, target.eog)
-        else:
+        elif draft != "lookup":
             self.off_reason = "no draft model"
+        lookup = LookupDrafter(target.n_vocab, target.eog)
+        self.lookup = None if self.off_reason else lookup
         n_vocab = min(target.n_vocab, self.draft_model.n_vocab) if self.draft_model else target.n_vocab
         self._draft_vocab = n_vocab
         self._trace = trace
@@ -104,10 +105,12 @@ class Engine:
         if config.temperature is not None:
             draft_params = replace(draft_params, temperature=config.temperature)
         controller = self._controller(config)
+        adaptive = isinstance(controller, Adaptive)
         rounds = generate(
             target,
-            self.drafter,
+            self.drafter if adaptive or self.drafter is not None else self.lookup,
             prompt,
+            lookup=self.lookup if adaptive else None,
             transform=transform,
             draft_transform=Transform(draft_params, n_vocab=self._draft_vocab, eog=target.eog),
             rng=Rng(params.seed),
@@ -120,13 +123,16 @@ class Engine:
         return self._owned(rounds, prompt, controller)
 
     def _controller(self, config: DraftConfig) -> Fixed | Adaptive:
-        if self.drafter is None or config.draft == "off":
+        if self.off_reason:
+            return Fixed(0, self.off_reason)
+        if config.draft == "off":
             return Fixed(0, "drafting is switched off")
         if isinstance(config.draft, int):
             return Fixed(config.draft)
         if self._adaptive is None or self._adaptive.draft_max != config.draft_max:
             costs = calibrate(self.target, self.draft_model, config.draft_max)
-            self._adaptive = Adaptive(config.draft_max, costs, trace=self._trace)
+            has_model = self.drafter is not None
+            self._adaptive = Adaptive(config.draft_max, costs, has_model=has_model, trace=self._trace)
         self._adaptive.new_turn()
         return self._adaptive
 
@@ -153,7 +159,7 @@ class Engine:
                     round = None if self._finishing else next(rounds, None)
                     if round is None:
                         return
-                    self._count(round, self.off_reason or controller.rest_reason)
+                    self._count(round, controller.rest_reason)
                 yield round
         finally:
             with self._lock:

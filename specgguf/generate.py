@@ -13,7 +13,8 @@ from typing import Protocol
 
 from .drafter import OWED_RIDING_MAX, Drafter
 from .errors import ConfigError, ContextFull
-from .rounds import Draft, Plan, Round, TokenLogprob
+from .lookup import LookupDrafter
+from .rounds import Draft, Offer, Plan, Round, TokenLogprob
 from .sampling import Law, Logits, Rng, Transform, logprob
 from .verifier import Rule, verify_token
 
@@ -47,8 +48,8 @@ class Target(Protocol):
 class Controller(Protocol):
     """Decides how many tokens to draft."""
 
-    def plan(self, room: int) -> Plan:
-        """The next round, of at most `room` drafted tokens."""
+    def plan(self, room: int, offer: Offer | None = None) -> Plan:
+        """The next round, of at most `room` drafted tokens; `offer` is what a lookup found."""
 
     def observe(self, round: Round) -> None:
         """What came of it."""
@@ -83,6 +84,7 @@ class _Run:
 
     target: Target
     drafter: Drafter | None
+    lookup: LookupDrafter | None
     committed: list[int]
     n_prompt: int
     end: int  # the most tokens that may be committed, the prompt's included
@@ -106,12 +108,15 @@ class _Run:
     def q(self, logits: Logits, tail: Sequence[int]) -> Law:
         return self.draft_transform.law(logits, [*self.committed[self.n_prompt :], *tail])
 
-    def round(self, plan: Plan) -> Round:
-        """Draft, verify, commit, rewind."""
+    def round(self, controller: Controller) -> Round:
+        """Plan, draft, verify, commit, rewind."""
         lap = _laps(self.clock)
+        offer = self.lookup.offer(self.committed) if self.lookup is not None else None
+        plan = controller.plan(self.room) if offer is None else controller.plan(self.room, offer)
         n_context = len(self.committed)
         probe = self._probe(plan)
         draft = self._draft(plan)
+        draft_asked = plan.n_max > 0 and plan.source != "lookup"
         draft_s = lap()
         n_prefilled, owed = self._replay(draft)
         if len(draft):
@@ -149,7 +154,7 @@ class _Run:
             probe=probe,
             n_owed=len(owed),
             n_prefilled=n_prefilled,
-            n_synced=self.drafter.n_synced if self.drafter is not None and plan.n_max else 0,
+            n_synced=self.drafter.n_synced if self.drafter is not None and draft_asked else 0,
             n_context=n_context,
             prefill_s=prefill_s,
             draft_s=draft_s,
@@ -158,9 +163,10 @@ class _Run:
         )
 
     def _draft(self, plan: Plan) -> Draft:
-        if self.drafter is None or plan.n_max <= 0:
+        drafter = self.lookup if plan.source == "lookup" else self.drafter
+        if drafter is None or plan.n_max <= 0:
             return Draft()
-        return self.drafter.propose(self.committed, plan.n_max, self.q, self.rng, plan.go_on)
+        return drafter.propose(self.committed, plan.n_max, self.q, self.rng, plan.go_on)
 
     def _probe(self, plan: Plan) -> tuple[tuple[float, float], ...]:
         if self.drafter is None or not plan.probe:
@@ -203,6 +209,7 @@ def generate(
     drafter: Drafter | None,
     prompt: Sequence[int],
     *,
+    lookup: LookupDrafter | None = None,
     transform: Transform,
     draft_transform: Transform | None = None,
     rng: Rng,
@@ -216,6 +223,7 @@ def generate(
     """Generate after `prompt`, a round at a time (Leviathan et al. 2023, algorithm 1).
 
     Args:
+        lookup: drafts for nothing; what it finds is offered to the controller.
         transform, draft_transform: make p and q; the draft's is the target's unless given.
         max_tokens: at most so many, and never more than the context holds.
         verify: the acceptance rule.
@@ -231,6 +239,7 @@ def generate(
     run = _Run(
         target=target,
         drafter=drafter,
+        lookup=lookup,
         committed=list(prompt),
         n_prompt=len(prompt),
         end=end,
@@ -245,7 +254,7 @@ def generate(
     try:
         run.settle()
         while True:
-            round = run.round(controller.plan(run.room))
+            round = run.round(controller)
             controller.observe(round)
             yield round
             if round.finish_reason is not None:

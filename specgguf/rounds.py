@@ -48,6 +48,19 @@ class Verdict:
     survival: tuple[float, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A draft that can be had for nothing.
+
+    Attributes:
+        tokens: the ids, at least one.
+        match: how long the n-gram was that led to them.
+    """
+
+    tokens: tuple[int, ...]
+    match: int
+
+
 def always(_i: int, _law: Law | None) -> bool:
     """The go-on rule of a plan that drafts its full length."""
     return True
@@ -61,7 +74,7 @@ class Plan:
         n_max: draft at most so many tokens; 0 rests.
         go_on: asked before token i is drawn, with the law it would be drawn from, and for i > 0 with None before
             the draft decode that makes that law; False ends the draft.
-        source: which drafter, by its name; "" leaves the choice to the only one there is.
+        source: "lookup" takes the offered draft, else the drafter is asked.
         probe: score so many of the last plain tokens with the draft model before this round; 0 does not.
     """
 
