@@ -32,6 +32,7 @@ class Display:
             highlight=self.settings["highlight"],
             think=self.settings["think"],
             markdown=self.settings["markdown"],
+            wrap=self.settings["wrap"],
         )
 
     def again(self, answer: Answer) -> None:

@@ -139,7 +139,7 @@ def banner(room: Room, *, first_run: bool) -> None:
     n_ctx = loaded.engine.n_ctx()
     say(f"{loaded.model}{drafted}, context {n_ctx:,}, loaded in {loaded.load_s:.1f} s")
     say("/help lists commands; Alt-Enter: new line; Ctrl-C: stop an answer; Ctrl-D: leave")
-    if first_run and loaded.draft_model:
+    if first_run and loaded.draft_model and not room.settings["highlight"]:
         say("/highlight shows which words the draft model wrote")
     room.display.legend_once()
 

@@ -206,6 +206,10 @@ SETTINGS: tuple[Setting, ...] = (
         "Format the answer, block by block.",
     ),
     Setting(
+        "wrap", ("--wrap/--no-wrap",), "bool", True, "Display", "SPECGGUF_WRAP",
+        "Wrap words at the terminal's edge; code is left alone.",
+    ),
+    Setting(
         "stats", ("--stats/--no-stats",), "bool", True, "Display", "SPECGGUF_STATS",
         "One line of statistics after each answer, on stderr.",
     ),

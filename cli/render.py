@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Protocol, TextIO
 
 from specgguf.cli import terminal
 from specgguf.cli.notes import Notes
 from specgguf.cli.reasoning import Span
 from specgguf.cli.terminal import Ink
+from specgguf.cli.wrap import WordWrap
 
 
 class Sink(Protocol):
@@ -39,6 +41,7 @@ class AnswerWriter:
         highlight: bool = False,
         think: str = "dim",
         markdown: bool = False,
+        wrap: bool = False,
     ) -> None:
         self._out = out if out is not None else sys.stdout
         self._notes = notes
@@ -49,6 +52,8 @@ class AnswerWriter:
         self._line_open = False  # the last character written to stdout was no line end
         self._reasoning = ""  # the last reasoning written to stderr, while it is the last thing written
         self._n_hidden = 0
+        self._wrap = _wrapper(self._out) if wrap and ink.live else None
+        self._wrap_reasoning = _wrapper(notes.stream) if wrap and notes.ink.live else None
         self._markdown = None
         if markdown and ink.styles and not highlight:
             from specgguf.cli.markdown import StableMarkdown
@@ -65,8 +70,8 @@ class AnswerWriter:
             self._write(self._markdown.feed(terminal.clean(span.text)))
             return
         text = terminal.clean(span.text) if self._terminal else span.text
-        styled = self._ink.drafted(text) if self._highlight and span.from_draft else text
-        self._write(styled, text)
+        style = self._ink.drafted if self._highlight and span.from_draft else _plain
+        self._write(self._wrap.feed(text, style) if self._wrap else style(text), text)
 
     def end(self) -> None:
         """Finish the line that the answer ends on."""
@@ -94,14 +99,24 @@ class AnswerWriter:
         ink = self._notes.ink
         text = terminal.clean(span.text)
         dim = self._think == "dim"
-        plain = ink.dim(text) if dim else text
-        self._notes.raw(ink.drafted(text, dim=dim) if self._highlight and span.from_draft else plain)
+        style: Callable[[str], str] = ink.dim if dim else _plain
+        if self._highlight and span.from_draft:
+            style = partial(ink.drafted, dim=dim)
+        self._notes.raw(self._wrap_reasoning.feed(text, style) if self._wrap_reasoning else style(text))
         self._reasoning = text or self._reasoning
 
     def _close_reasoning(self) -> None:
         if self._reasoning:
             self._notes.raw("\n\n" if not self._reasoning.endswith("\n") else "\n")
             self._reasoning = ""
+
+
+def _plain(text: str) -> str:
+    return text
+
+
+def _wrapper(stream: TextIO) -> WordWrap:
+    return WordWrap(lambda: terminal.width(stream))
 
 
 class Collect:

@@ -1,0 +1,101 @@
+"""Wraps words at the terminal's edge while they are still being written.
+
+A word that turns out too long for its line is taken back and written on the next one. Code, tables and
+indented lines are left alone, so that they can be copied. It writes nothing: it turns text into what to write.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+Style = Callable[[str], str]
+
+_PARTS = re.compile(r"\n|[^\S\n]+|\S+")
+_FENCES = ("```", "~~~")
+_KEPT = ("    ", "\t", "|", *_FENCES)
+
+
+class WordWrap:
+    """The state of one stream of text.
+
+    Args:
+        width: asked for the terminal's columns, which may change.
+    """
+
+    def __init__(self, width: Callable[[], int]) -> None:
+        from rich.cells import cell_len
+
+        self._cells = cell_len
+        self._columns = width
+        self._column = 0
+        self._line = ""  # the text's own line so far
+        self._word: list[tuple[str, Style]] = []
+        self._in_code = False
+
+    def feed(self, text: str, style: Style) -> str:
+        """What to write for `text`, which `style` dresses."""
+        out: list[str] = []
+        same = ""  # what goes on where the cursor is
+        for part in _PARTS.findall(text):
+            for run in [part] if part.isascii() else self._runs(part):
+                moved = self._place(run, style)
+                if moved:
+                    out += [style(same) if same else "", moved]
+                    same = ""
+                else:
+                    same += run
+        return "".join([*out, style(same) if same else ""])
+
+    def _place(self, part: str, style: Style) -> str:
+        """What to write instead of `part`; nothing when it simply goes on."""
+        if part == "\n":
+            self._end_line()
+            return "\n"
+        self._line += part
+        return self._space(part) if part.isspace() else self._letters(part, style)
+
+    def _end_line(self) -> None:
+        if self._line.lstrip(" ").startswith(_FENCES):
+            self._in_code = not self._in_code
+        self._line, self._column, self._word = "", 0, []
+
+    def _free(self) -> bool:
+        """Whether this line may be broken."""
+        return not (self._in_code or self._line.startswith(_KEPT))
+
+    def _limit(self) -> int:
+        return max(self._columns() - 1, 1)  # a full line makes terminals differ about where the cursor is
+
+    def _space(self, part: str) -> str:
+        self._word = []
+        n = len(part.expandtabs(8))
+        if self._free() and self._column + n > self._limit():
+            self._column = 0
+            return "\n"
+        self._column += n
+        return ""
+
+    def _letters(self, part: str, style: Style) -> str:
+        limit, n = self._limit(), self._cells(part)
+        if self._cells(part[0]) == 2:
+            self._word = []  # a line may be broken before it
+        n_word = sum(self._cells(text) for text, _ in self._word)
+        self._word.append((part, style))
+        fits = self._column + n <= limit
+        if fits or not self._free() or n_word == self._column or n_word + n > limit:
+            self._column = self._column + n if fits else (self._column + n) % (limit + 1)
+            return ""
+        self._column = n_word + n
+        back = f"\x1b[{n_word}D\x1b[K" if n_word else ""
+        return back + "\n" + "".join(dress(text) for text, dress in self._word)
+
+    def _runs(self, part: str) -> list[str]:
+        """A part cut where a line may be broken although there is no space: before wide characters."""
+        runs: list[str] = []
+        for character in part:
+            if runs and self._cells(character) != 2:
+                runs[-1] += character
+            else:
+                runs.append(character)
+        return runs
