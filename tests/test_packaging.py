@@ -156,6 +156,6 @@ def test_quickstart_passes_its_arguments_on(clone: Path, tmp_path: Path) -> None
     script(tmp_path / "venv" / "bin" / "specgguf", 'printf "%s|" "$@"')
     done = quickstart(clone, VIRTUAL_ENV=str(tmp_path / "venv"))
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "chat|-p|demo|hello|"
+    assert done.stdout == "chat|-p|demo|--yes|hello|"
     again = quickstart(clone, VIRTUAL_ENV=str(tmp_path / "venv"))
     assert again.stderr == ""
