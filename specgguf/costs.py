@@ -55,6 +55,21 @@ class Costs:
         self._seen: dict[int, float] = {n: s for n, s in (verify_s or {}).items() if 1 <= n <= widths}
         self._last_width = 0
 
+    def to_json(self) -> dict[str, Any]:
+        """What a later run of the same pair on the same machine can begin with."""
+        verify_s = {str(n): s for n, s in self._seen.items()}
+        return {"verify_s": verify_s, "draft_s": self.draft_s, "sync_s": self.sync_s}
+
+    @classmethod
+    def from_json(cls, widths: int, saved: Mapping[str, Any]) -> Costs | None:
+        """Costs from `to_json`'s; None where they do not serve."""
+        try:
+            verify_s = {int(n): float(s) for n, s in saved["verify_s"].items()}
+            costs = cls(widths, verify_s, float(saved["draft_s"]), float(saved["sync_s"]))
+        except (KeyError, TypeError, ValueError, AttributeError):
+            return None
+        return costs if costs.known and widths in verify_s else None
+
     @property
     def known(self) -> bool:
         """Whether the plain pass, a wider one and a draft step were measured."""
@@ -109,24 +124,27 @@ def _moved(old: float | None, new: float) -> float:
     return old + RATE * (min(max(new, old / CLIP), old * CLIP) - old)
 
 
+def measure(model: Extendable, width: int, n_rows: int, clock: Callable[[], float]) -> float:
+    """Seconds of a pass over `width` tokens: the faster of two, since the first pays for its graph. The cache holds
+    afterwards what it held before."""
+    seconds = []
+    for _ in range(2):
+        n = len(model.tokens)
+        started = clock()
+        model.extend([0] * width, min(width, n_rows))
+        seconds.append(clock() - started)
+        model.rewind(n)
+    return min(seconds)
+
+
 def calibrate(
     target: Extendable, draft: Extendable | None, draft_max: int, clock: Callable[[], float] = time.perf_counter
 ) -> Costs:
-    """Measure a pair where it stands: the faster of two passes at widths 1, 2, 4 and draft_max + 1 (a first
-    pass of a width pays for its graph), a draft step, and a batched catching up per token.
-
-    The caches hold afterwards what they held before.
-    """
+    """Measure a pair where it stands: passes of the target at widths 1, 2, 4 and draft_max + 1, a draft step, and a
+    batched catching up per token."""
 
     def best_of_two(model: Extendable, width: int) -> float:
-        seconds = []
-        for _ in range(2):
-            n = len(model.tokens)
-            started = clock()
-            model.extend([0] * width, min(width, draft_max + 1))
-            seconds.append(clock() - started)
-            model.rewind(n)
-        return min(seconds)
+        return measure(model, width, draft_max + 1, clock)
 
     room = target.n_ctx - len(target.tokens)
     if room > 1:

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from .calibration import costs_for
 from .config import DraftConfig, SamplingParams
 from .controller import Adaptive, Fixed
-from .costs import calibrate
 from .drafter import Drafter, ModelDrafter
 from .errors import Busy, Cancelled, ConfigError
 from .generate import Cutter, generate
@@ -130,7 +130,7 @@ class Engine:
         if isinstance(config.draft, int):
             return Fixed(config.draft)
         if self._adaptive is None or self._adaptive.draft_max != config.draft_max:
-            costs = calibrate(self.target, self.draft_model, config.draft_max)
+            costs = costs_for(self.target, self.draft_model, config.draft_max)
             has_model = self.drafter is not None
             self._adaptive = Adaptive(config.draft_max, costs, has_model=has_model, trace=self._trace)
         self._adaptive.new_turn()

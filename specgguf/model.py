@@ -92,6 +92,7 @@ class Model:
         tokens: what the cache holds, in order. Read-only for others.
         n_ctx: the most tokens it can hold.
         n_vocab, eog: of the vocabulary.
+        settings: the context's parameters as asked for.
         way: how rejected tokens are dropped, see `rewind`.
         decode_s: seconds spent inside llama.cpp so far.
 
@@ -125,7 +126,7 @@ class Model:
         params = backend.copy_params(llama.context_params)
         n_ctx = n_ctx or int(weights.metadata.get(f"{self._architecture}.context_length", 4096))
         n_batch = max(min(n_batch, n_ctx), n_rows_max, 2)
-        for name, value in {
+        self.settings = {
             "n_ctx": n_ctx,
             "n_batch": n_batch,
             "n_ubatch": max(min(n_ubatch, n_batch), n_rows_max, 2),
@@ -134,7 +135,8 @@ class Model:
             "flash_attn_type": -1 if flash_attn is None else int(flash_attn),
             "type_k": type_k,
             "type_v": type_v,
-        }.items():
+        }
+        for name, value in self.settings.items():
             if value is not None:
                 backend.set_field(params, name, value)
         self._ctx = backend.new_context(llama, params)

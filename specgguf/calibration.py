@@ -1,0 +1,76 @@
+"""Costs measured once per pair, device and thread setting, and kept in the user's cache folder.
+
+A calibration takes a second or two at every load; what an earlier run measured is as good a start, since every
+round corrects it. A file that cannot be read or written is no reason to fail. It decides nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from .costs import Costs, calibrate, measure
+from .model import Model
+
+MAX_AGE_S = 30 * 24 * 3600.0
+TOLERANCE = 1.3
+
+
+def costs_for(
+    target: Model, draft: Model | None, draft_max: int, *, clock: Callable[[], float] = time.perf_counter
+) -> Costs:
+    """The pair's costs: from an earlier run, or measured now and kept."""
+    path = _file(target, draft, draft_max)
+    saved = _read(path)
+    costs = Costs.from_json(draft_max + 1, saved) if saved is not None else None
+    if costs is None or not _still_true(costs, target, clock):
+        costs = calibrate(target, draft, draft_max, clock)
+        if costs.known:
+            _write(path, costs.to_json())
+    return costs
+
+
+def _still_true(costs: Costs, target: Model, clock: Callable[[], float]) -> bool:
+    """Whether a plain pass still costs what it did: one of the two runs may have shared the machine."""
+    if len(target.tokens) + 2 > target.n_ctx:
+        return True
+    measure(target, 2, 1, clock)  # the first pass of all reads the weights from disk
+    return 1 / TOLERANCE < measure(target, 1, 1, clock) / costs.verify(1) < TOLERANCE
+
+
+def _file(target: Model, draft: Model | None, draft_max: int) -> Path:
+    """A name that changes with anything that changes the costs."""
+    import llama_cpp
+    import platformdirs
+
+    sides = [_side(model) for model in (target, draft) if model is not None]
+    key = json.dumps([sides, draft_max, llama_cpp.__version__, os.cpu_count()], sort_keys=True, default=str)
+    name = hashlib.sha256(key.encode()).hexdigest()[:24]
+    return Path(platformdirs.user_cache_dir("specgguf")) / "costs" / f"{name}.json"
+
+
+def _side(model: Model) -> list[Any]:
+    path = os.path.realpath(model.weights.path)
+    return [path, os.stat(path).st_size, os.stat(path).st_mtime_ns, model.settings, model.weights.keywords]
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    with contextlib.suppress(OSError, ValueError):
+        if time.time() - path.stat().st_mtime < MAX_AGE_S:
+            saved = json.loads(path.read_text())
+            return saved if isinstance(saved, dict) else None
+    return None
+
+
+def _write(path: Path, data: dict[str, Any]) -> None:
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = path.with_suffix(f".{os.getpid()}")
+        fresh.write_text(json.dumps(data))
+        os.replace(fresh, path)
