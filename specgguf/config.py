@@ -109,6 +109,8 @@ class SamplingParams:
         require_number("repeat_penalty", self.repeat_penalty, 1e-3, 1e3)
         require_number("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
         require_number("presence_penalty", self.presence_penalty, -100.0, 100.0)
+        if not all(bias < math.inf for bias in self.logit_bias.values()):
+            raise ConfigError("logit_bias must be numbers below infinity (-inf forbids a token)")
         require_whole("penalty_last_n", self.penalty_last_n, 0)
         require_whole("min_tokens", self.min_tokens, 0)
         if self.max_tokens is not None:

@@ -110,8 +110,13 @@ def largest(logits: Logits, k: int) -> Ids:
 
     Block maxima: the k-th largest maximum over blocks of 256 is a lower bound of the k-th logit, so only the
     k blocks at or above it are looked at and only what passes it is sorted.
+
+    Raises:
+        BackendError: there is a NaN among them.
     """
     n = len(logits)
+    if n < BLOCK * k or k <= 0:
+        _refuse_nan(logits.max())
     if k <= 0 or k >= n:
         return np.argsort(-logits, kind="stable").astype(np.int32)
     if n < BLOCK * k:
@@ -121,6 +126,7 @@ def largest(logits: Logits, k: int) -> Ids:
         whole = n - n % BLOCK
         blocks = logits[:whole].reshape(-1, BLOCK)
         maxima = blocks.max(axis=1)
+        _refuse_nan(np.maximum(maxima.max(), logits[whole:].max(initial=-np.inf)))
         bound = np.partition(maxima, len(maxima) - k)[len(maxima) - k]
         rows = np.flatnonzero(maxima >= bound)
         row, column = np.nonzero(blocks[rows] >= bound)
@@ -253,11 +259,15 @@ class Transform:
         return legal[:k] if k > 0 else legal
 
 
-def _possible(logits: Logits, ids: Ids) -> Ids:
-    """`ids` without those of logit −inf; refuses NaN."""
-    scores = logits[ids]
-    if np.isnan(scores[0]):
+def _refuse_nan(peak: np.floating[Any]) -> None:
+    """`peak` is a maximum of logits, which numpy makes a NaN where one of them is."""
+    if np.isnan(peak):
         raise BackendError("the model's logits are not numbers (NaN)")
+
+
+def _possible(logits: Logits, ids: Ids) -> Ids:
+    """`ids` without those of logit −inf."""
+    scores = logits[ids]
     if scores[-1] > -np.inf:
         return ids
     ids = ids[scores > -np.inf]
