@@ -17,6 +17,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = ("specgguf", "cli", "presets")
+KINDS = (".py", ".toml", ".typed", ".jsonl")  # what the parts are made of
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +46,7 @@ def expected() -> set[str]:
     names = set()
     for part in PARTS:
         home = "specgguf" if part == "specgguf" else f"specgguf/{part}"
-        files = [f for f in (ROOT / part).iterdir() if f.suffix in (".py", ".toml", ".typed")]
+        files = [f for f in (ROOT / part).iterdir() if f.suffix in KINDS]
         names |= {f"{home}/{file.name}" for file in files}
     return names
 
@@ -86,7 +87,7 @@ def test_no_file_of_a_part_is_forgotten() -> None:
     """A folder below the packages, or a file of another kind, would need a line in pyproject.toml."""
     for part in PARTS:
         for path in (ROOT / part).iterdir():
-            assert path.name == "__pycache__" or path.suffix in (".py", ".toml", ".typed"), path
+            assert path.name == "__pycache__" or path.suffix in KINDS, path
 
 
 @pytest.fixture
