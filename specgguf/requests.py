@@ -1,4 +1,7 @@
-"""llama-cpp-python's call arguments become our settings; what cannot be served is refused by name."""
+"""llama-cpp-python's call arguments become our settings; what cannot be served is refused by name.
+
+Pure: it knows no model, no engine and no text.
+"""
 
 from __future__ import annotations
 
