@@ -121,7 +121,7 @@ def switch(loaded: Loaded, ref: str, draft_ref: str, settings: Settings, notes: 
 
 def keywords(settings: Settings, pair: Pair) -> dict[str, Any]:
     """The keywords of SpeculativeLlama that settings and preset ask for; what nobody set is left out."""
-    names = [*KEYWORDS, *(f"draft_{name}" for name in KEYWORDS[2:])]
+    names = ["trace", *KEYWORDS, *(f"draft_{name}" for name in KEYWORDS[2:])]
     chosen = {name: settings[name] for name in names if settings[name] is not None}
     if chosen["n_ctx"] == 0:
         chosen["n_ctx"] = largest_n_ctx(settings, pair)

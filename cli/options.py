@@ -143,6 +143,10 @@ SETTINGS: tuple[Setting, ...] = (
         "draft_max", ("--draft-max",), "whole", DRAFT_MAX_DEFAULT, "Drafting", "SPECGGUF_DRAFT_MAX",
         "The most tokens drafted in one round.", "N",
     ),
+    Setting(
+        "trace", ("--trace",), "text", None, "Drafting", "SPECGGUF_TRACE",
+        "Append every decision about drafting to FILE, as JSON lines.", "FILE",
+    ),
     *_hardware("", "", "."),
     *_hardware("draft_", "draft-", ", draft model."),
     Setting(

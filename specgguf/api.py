@@ -11,7 +11,7 @@ import random
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
@@ -29,6 +29,7 @@ from .requests import completion_params, draft_config, tool_request
 from .rounds import Round
 from .stats import Stats
 from .text import Piece, TextCutter
+from .trace import Trace, to_file
 
 Json = dict[str, Any]
 Items = Iterator[Piece | Final]
@@ -51,7 +52,7 @@ class SpeculativeLlama:
         seed: makes calls without a seed of their own repeatable; 0 is a seed, None draws one.
         draft_temperature: the draft's own temperature (any is exact); None takes the target's.
         chat_format: one of llama-cpp-python's formats instead of the file's own template.
-        trace: called with a record per decision of the adaptive controller.
+        trace: a file that gets a JSON line per decision of the adaptive controller, or a callable for the records.
         keywords: any of `llama_cpp.Llama` for the target; the same with `draft_` for the draft.
 
     Attributes:
@@ -76,11 +77,12 @@ class SpeculativeLlama:
         seed: int | None = None,
         draft_temperature: float | None = None,
         chat_format: str | None = None,
-        trace: Callable[[Json], None] | None = None,
+        trace: str | Trace | None = None,
         **keywords: Any,
     ) -> None:
         config = DraftConfig(draft, draft_max, verify, draft_temperature)
         keywords |= {"n_ctx": n_ctx, "n_gpu_layers": n_gpu_layers}
+        trace = to_file(trace) if isinstance(trace, str) else trace
         self._pair = open_pair(model_path, draft_model_path, config, strict=strict, keywords=keywords, trace=trace)
         self._finalizer = weakref.finalize(self, self._pair.close)  # also at exit, before modules are torn down
         self._engine = self._pair.engine
@@ -253,7 +255,7 @@ class SpeculativeLlama:
         return rounds
 
     def _rounds(
-        self, prompt: Sequence[int], params: SamplingParams, config: DraftConfig
+        self, prompt: Sequence[int], params: SamplingParams, config: DraftConfig, timeout: float | None = None
     ) -> tuple[Iterator[Round], TextCutter]:
         n_ctx = self.n_ctx()
         check_prompt(prompt, n_ctx)
@@ -268,13 +270,15 @@ class SpeculativeLlama:
             grammar = GrammarCursor(GrammarState.parse(self._vocab, params.grammar))
         cutter = TextCutter(self._piece, eog=self._engine.target.eog, stop=params.stop, max_tokens=max_tokens)
         rounds = self._engine.generate(
-            prompt, params, config=config, cutter=cutter, grammar=grammar, max_tokens=max_tokens
+            prompt, params, config=config, cutter=cutter, grammar=grammar, max_tokens=max_tokens, timeout=timeout
         )
         return rounds, cutter
 
-    def _items(self, prompt: Sequence[int], params: SamplingParams, config: DraftConfig) -> Items:
+    def _items(
+        self, prompt: Sequence[int], params: SamplingParams, config: DraftConfig, timeout: float | None
+    ) -> Items:
         """Checked now, run when iterated: a piece per token, then how it ended."""
-        rounds, cutter = self._rounds(prompt, params, config)
+        rounds, cutter = self._rounds(prompt, params, config, timeout)
 
         def items() -> Items:
             reason = None
@@ -337,7 +341,7 @@ class SpeculativeLlama:
             raise Unsupported("echo with logprobs is not supported", hint="ask for one of the two")
         tokens = self._prompt_tokens(prompt, suffix)
         text = prompt if isinstance(prompt, str) else self.detokenize(prompt).decode("utf-8", "ignore")
-        items = self._items(tokens, params, config)
+        items = self._items(tokens, params, config, timeout)
         head = Head(f"cmpl-{uuid.uuid4()}", int(time.time()), model or self.model_path)
         writer = LogprobWriter(self._piece, len(text)) if logprobs is not None else None
         echoed, ending = (text if echo else ""), suffix or ""
@@ -402,7 +406,7 @@ class SpeculativeLlama:
         params, config = completion_params(self._config, {**locals(), "logprobs": wanted})
         params = replace(params, stop=(*params.stop, *self._template.stop))
         tokens = self.render(messages, tools=request.tools, enable_thinking=enable_thinking)
-        items = self._items(tokens, params, config)
+        items = self._items(tokens, params, config, timeout)
         head = Head(f"cmpl-{uuid.uuid4()}", int(time.time()), model or self.model_path)
         writer = LogprobWriter(self._piece) if logprobs else None
         how: Json = {"logprobs": writer, "parse_tools": bool(request.tools), "forced_tool": request.forced}

@@ -24,9 +24,8 @@ from .model import Model, common_prefix
 from .rounds import Round
 from .sampling import GrammarCursor, Rng, Transform
 from .stats import Stats
+from .trace import Trace
 from .verifier import choose_rule
-
-Trace = Callable[[dict[str, Any]], None]
 
 
 class Engine:
@@ -96,31 +95,38 @@ class Engine:
         cutter: Cutter,
         grammar: GrammarCursor | None = None,
         max_tokens: int,
+        timeout: float | None = None,
     ) -> Iterator[Round]:
-        """Rounds after `prompt`. See `generate.generate` for what is raised."""
+        """Rounds after `prompt`. See `generate.generate` for what is raised, and `hold` for `timeout`.
+
+        Wrong parameters are refused now; the models are not touched before the first round is asked for.
+        """
         config = config or self.config
         target = self.target
         transform = Transform(params, n_vocab=target.n_vocab, eog=target.eog, grammar=grammar)
         draft_params = replace(params, logit_bias={t: b for t, b in params.logit_bias.items() if t < self._draft_vocab})
         if config.temperature is not None:
             draft_params = replace(draft_params, temperature=config.temperature)
-        controller = self._controller(config)
-        adaptive = isinstance(controller, Adaptive)
-        rounds = generate(
-            target,
-            self.drafter if adaptive or self.drafter is not None else self.lookup,
-            prompt,
-            lookup=self.lookup if adaptive else None,
-            transform=transform,
-            draft_transform=Transform(draft_params, n_vocab=self._draft_vocab, eog=target.eog),
-            rng=Rng(params.seed),
-            controller=controller,
-            cutter=cutter,
-            max_tokens=max_tokens,
-            verify=choose_rule(config.verify),
-            n_logprobs=params.logprobs,
-        )
-        return self._owned(rounds, prompt, controller)
+        draft_transform = Transform(draft_params, n_vocab=self._draft_vocab, eog=target.eog)
+
+        def start(controller: Fixed | Adaptive) -> Iterator[Round]:
+            adaptive = isinstance(controller, Adaptive)
+            return generate(
+                target,
+                self.drafter if adaptive or self.drafter is not None else self.lookup,
+                prompt,
+                lookup=self.lookup if adaptive else None,
+                transform=transform,
+                draft_transform=draft_transform,
+                rng=Rng(params.seed),
+                controller=controller,
+                cutter=cutter,
+                max_tokens=max_tokens,
+                verify=choose_rule(config.verify),
+                n_logprobs=params.logprobs,
+            )
+
+        return self._owned(start, prompt, config, timeout)
 
     def _controller(self, config: DraftConfig) -> Fixed | Adaptive:
         if self.off_reason:
@@ -136,15 +142,23 @@ class Engine:
         self._adaptive.new_turn()
         return self._adaptive
 
-    def _owned(self, rounds: Iterator[Round], prompt: Sequence[int], controller: Fixed | Adaptive) -> Iterator[Round]:
-        """`rounds` under the lock and the ownership rule, with statistics."""
-        with self._lock:
+    def _owned(
+        self,
+        start: Callable[[Fixed | Adaptive], Iterator[Round]],
+        prompt: Sequence[int],
+        config: DraftConfig,
+        timeout: float | None,
+    ) -> Iterator[Round]:
+        """What `start` makes, under the lock and the ownership rule, with statistics."""
+        with self.hold(timeout):
             if self._owner is not None:
                 self._owner.close()  # type: ignore[attr-defined]
-            self._owner = rounds
+                self._owner = None
             self._cancelled = self._finishing = False
             for model in self._models():
                 model.resume()
+            controller = self._controller(config)
+            rounds = self._owner = start(controller)
             self.last = Stats()
             n_cached = common_prefix(self.target.tokens, prompt[:-1])
             for stats in (self.stats, self.last):

@@ -23,7 +23,7 @@ errors config presets
 header mirror remote inventory hub
 backend ggml hardware dims footprint peek predict fit
 rewind model vocab pairs
-grammar sampling text rounds lookup drafter verifier costs calibration acceptance controller generate stats engine
+grammar sampling text rounds lookup drafter verifier costs calibration acceptance controller generate stats trace engine
 loading
 messages conversation logprobs tool_calls completion requests api
 bench verdict results serve_metrics serve_fields serve_requests serve_queue serve_http serve_app serve llm_plugin
