@@ -179,3 +179,9 @@ def kv_type(value: int | str | None, *, name: str) -> int | None:
     if value.lower() not in KV_TYPES:
         raise ConfigError(f"{name} must be one of {', '.join(KV_TYPES)}, not {value!r}")
     return KV_TYPES[value.lower()]
+
+
+def one_line(text: str, limit: int = 200) -> str:
+    """`text` without line breaks, shortened to `limit` characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= limit else line[: limit - 1] + "…"

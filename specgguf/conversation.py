@@ -10,9 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from .config import did_you_mean
+from .config import did_you_mean, one_line
 from .errors import ConfigError, ContextFull, Unsupported
-from .grammar import one_line
 from .messages import Message, normalized
 from .text import ReasoningSplitter
 

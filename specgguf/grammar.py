@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from . import gbnf as native
+from .config import one_line
 from .errors import BackendError, ConfigError
 
 if TYPE_CHECKING:
@@ -33,9 +34,9 @@ class GrammarState:
         """Use `parse`. `vocab` and `sampler` are llama.cpp's pointers; the sampler becomes this object's."""
         self._vocab = vocab
         self._sampler = sampler
-        self._n_vocab = n_tokens(vocab)
+        self._n_vocab = native.n_tokens(vocab)
         self.ended = False
-        self.close = weakref.finalize(self, free, sampler)
+        self.close = weakref.finalize(self, native.free, sampler)
 
     @classmethod
     def parse(cls, vocab: Any, gbnf: str) -> GrammarState:
@@ -45,7 +46,7 @@ class GrammarState:
             ConfigError: `gbnf` is no grammar that llama.cpp can use; the message says why.
         """
         problem = _too_large(gbnf)
-        sampler, problem = (None, problem) if problem else init_grammar(vocab, gbnf, ROOT)
+        sampler, problem = (None, problem) if problem else native.init_grammar(vocab, gbnf, ROOT)
         if sampler is None:
             raise ConfigError(f"grammar: {problem or _diagnose(gbnf)}")
         return cls(vocab, sampler)
@@ -59,9 +60,9 @@ class GrammarState:
             return np.zeros(len(ids), dtype=np.bool_)
         known = (ids >= 0) & (ids < self._n_vocab)  # llama.cpp would abort on any other
         if known.all():
-            return apply_grammar(self._sampler, ids)
+            return native.apply_grammar(self._sampler, ids)
         mask = np.zeros(len(ids), dtype=np.bool_)
-        mask[known] = apply_grammar(self._sampler, ids[known])
+        mask[known] = native.apply_grammar(self._sampler, ids[known])
         return mask
 
     def advance(self, token: int) -> None:
@@ -75,14 +76,14 @@ class GrammarState:
         if not self.allowed(np.array([token], dtype=np.int32))[0]:
             where = "after its end" if self.ended else "here"
             raise BackendError(f"the grammar does not allow token {token} {where}")
-        if is_eog(self._vocab, token):
+        if native.is_eog(self._vocab, token):
             self.ended = True
         else:
-            accept(self._sampler, token)
+            native.accept(self._sampler, token)
 
     def clone(self) -> GrammarState:
         """An independent copy."""
-        copy = GrammarState(self._vocab, clone_sampler(self._sampler))
+        copy = GrammarState(self._vocab, native.clone_sampler(self._sampler))
         copy.ended = self.ended
         return copy
 
@@ -187,108 +188,3 @@ def _diagnose(gbnf: str) -> str:
     if not re.search(rf"^\s*{ROOT}\s*::=", gbnf, re.MULTILINE):
         return f"it has no rule '{ROOT}'"
     return "one of its rules begins with itself (left recursion)"
-
-
-def one_line(text: str, limit: int = 200) -> str:
-    """`text` without line breaks, shortened to `limit` characters."""
-    line = " ".join(text.split())
-    return line if len(line) <= limit else line[: limit - 1] + "…"
-
-
-# --- llama.cpp: typed calls without state, for backend.py -------------------------------------------------
-
-
-def n_tokens(vocab: Any) -> int:
-    """How many ids the vocabulary has."""
-    import llama_cpp
-
-    return int(llama_cpp.llama_vocab_n_tokens(vocab))
-
-
-def is_eog(vocab: Any, token: int) -> bool:
-    """Whether `token` ends a generation."""
-    import llama_cpp
-
-    return bool(llama_cpp.llama_vocab_is_eog(vocab, token))
-
-
-def init_grammar(vocab: Any, gbnf: str, root: str) -> tuple[Any | None, str]:
-    """A grammar sampler, or None and what llama.cpp's parser says about it ("" if nothing)."""
-    import llama_cpp
-
-    if "\0" in gbnf:
-        return None, "it contains a NUL character"
-    if not gbnf.strip():
-        return None, ""  # llama.cpp would take it, and allow everything
-    with _NativeStderr() as captured:
-        sampler = llama_cpp.llama_sampler_init_grammar(vocab, gbnf.encode(errors="replace"), root.encode())
-    if sampler:
-        return sampler, ""
-    found = re.search(r"error parsing grammar: (.*?)(?:\n\n|\Z)", captured.text, re.DOTALL)
-    return None, one_line(found[1]) if found else ""
-
-
-def apply_grammar(sampler: Any, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
-    """Which of `ids` (each below the vocabulary's size) the grammar allows."""
-    import ctypes
-
-    import llama_cpp
-    import numpy as np
-
-    data = np.zeros(len(ids), dtype=[("id", np.int32), ("logit", np.float32), ("p", np.float32)])
-    data["id"] = ids
-    array = llama_cpp.llama_token_data_array(
-        data=ctypes.cast(data.ctypes.data, llama_cpp.llama_token_data_p),
-        size=len(ids),
-        selected=-1,
-        sorted=False,
-    )
-    llama_cpp.llama_sampler_apply(sampler, ctypes.byref(array))
-    return np.asarray(data["logit"] == 0.0)
-
-
-def accept(sampler: Any, token: int) -> None:
-    """Advance a sampler. A token that `apply_grammar` does not allow ends the process."""
-    import llama_cpp
-
-    llama_cpp.llama_sampler_accept(sampler, token)
-
-
-def clone_sampler(sampler: Any) -> Any:
-    """An independent copy of a sampler."""
-    import llama_cpp
-
-    return llama_cpp.llama_sampler_clone(sampler)
-
-
-def free(sampler: Any) -> None:
-    """Free a sampler that belongs to no chain."""
-    import llama_cpp
-
-    llama_cpp.llama_sampler_free(sampler)
-
-
-class _NativeStderr:
-    """Keeps what native code writes to file descriptor 2: llama.cpp's grammar parser bypasses its log."""
-
-    _one_at_a_time = threading.Lock()
-
-    def __enter__(self) -> _NativeStderr:
-        import os
-        import tempfile
-
-        self._one_at_a_time.acquire()
-        self._file = tempfile.TemporaryFile()
-        self._saved = os.dup(2)
-        os.dup2(self._file.fileno(), 2)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        import os
-
-        os.dup2(self._saved, 2)
-        os.close(self._saved)
-        self._file.seek(0)
-        self.text = self._file.read().decode(errors="replace")
-        self._file.close()
-        self._one_at_a_time.release()

@@ -1,4 +1,7 @@
-"""Every decision of the adaptive controller, as JSON lines in a file: what it expected, chose and saw."""
+"""Every decision of the adaptive controller, as JSON lines in a file: what it expected, chose and saw.
+
+This module knows nothing of what the records mean.
+"""
 
 from __future__ import annotations
 

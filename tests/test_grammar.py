@@ -124,7 +124,7 @@ def test_cursor_keeps_a_window_of_states(vocab: Any, monkeypatch: pytest.MonkeyP
     cursor.at(ids)
     assert len(cursor._states) == grammar.N_KEPT + 1
     calls: list[int] = []
-    monkeypatch.setattr(grammar, "accept", lambda _sampler, token: calls.append(token))
+    monkeypatch.setattr(grammar.native, "accept", lambda _sampler, token: calls.append(token))
     for n in (95, 100 - grammar.N_KEPT + 1):
         cursor.at(ids[:n])
     assert calls == []

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ORDER = """
 errors config presets
 header mirror remote inventory hub
-backend ggml hardware dims footprint peek predict fit
+backend ggml gbnf hardware dims footprint peek predict fit
 rewind model vocab pairs
 grammar sampling text rounds lookup drafter verifier costs calibration acceptance controller generate stats trace engine
 loading
@@ -78,7 +78,7 @@ def test_the_library_keeps_to_itself(path: Path) -> None:
     assert "print" not in calls
     assert not tops & {"click", "rich", "prompt_toolkit"}
     assert "cli" not in within(path)
-    if path.stem not in ("backend", "ggml", "grammar"):
+    if path.stem not in ("backend", "ggml", "gbnf"):
         assert "ctypes" not in tops
     if path.stem not in ("hub", "mirror", "remote", "serve"):
         assert not tops & {"urllib", "http", "socket", "requests", "httpx", "huggingface_hub"}
