@@ -96,10 +96,12 @@ def chat(
         loaded = engine.open_engine(settings, notes, yes=yes)
         with contextlib.closing(loaded.engine):
             talk = Talk(loaded, settings, notes, keeper)
-            room = Room(talk, Display(settings, notes, as_json=as_json), notes, settings, keeper)
+            display = Display(settings, notes, as_json=as_json)
+            debug = bool(click.get_current_context().find_root().obj)
+            room = Room(talk, display, notes, settings, keeper, debug=debug)
             if session is not None:
                 room.take(session)
-            if system:
+            if system and (session is None or settings.given_here("system")):
                 talk.set_system(system)
             return loop.run(room) if text is None else oneshot.run(room, text)
 

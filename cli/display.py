@@ -68,4 +68,4 @@ class Display:
                 answer.finish_reason, answer.interrupted, stats.n_prompt + stats.n_generated, engine.n_ctx()
             )
             width = terminal.width(self.notes.stream) if self.notes.ink.tty else None
-            self.notes.say(stats_view.line(stats_view.parts(stats, engine.n_ctx(), ended=ended), width))
+            self.notes.say(stats_view.joined(stats_view.parts(stats, engine.n_ctx(), ended=ended), width))

@@ -105,18 +105,20 @@ def switch(loaded: Loaded, ref: str, draft_ref: str, settings: Settings, notes: 
     Raises:
         SpecggufError: the new models cannot be had; `loaded` is as it was, or was loaded again.
     """
-    wanted = settings.copy()
+    wanted = settings.without_preset()
     wanted.put("model", ref, "by /model")
     wanted.put("draft_model", draft_ref or None, "by /model")
     wanted.put("preset", None, "by /model")
     pair = pick(wanted, notes)
     loaded.engine.close()  # two pairs at once may not fit
     try:
-        return load(pair, wanted, notes)
+        found = load(pair, wanted, notes)
     except SpecggufError:
         if loaded.pair is not None:
             loaded.engine = load(loaded.pair, settings, notes).engine
         raise
+    settings.become(wanted)
+    return found
 
 
 def keywords(settings: Settings, pair: Pair) -> dict[str, Any]:

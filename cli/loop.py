@@ -6,6 +6,7 @@ import contextlib
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import FrameType
@@ -19,9 +20,8 @@ from specgguf.cli.keeper import Keeper
 from specgguf.cli.notes import Notes
 from specgguf.cli.sessions import Session
 from specgguf.cli.settings import Settings, data_dir
+from specgguf.cli.stats_view import joined
 from specgguf.cli.talk import Talk
-
-from specgguf.errors import SpecggufError
 
 LEAVE_WITHIN_S = 2.0
 
@@ -32,7 +32,7 @@ class Room:
 
     Attributes:
         attached: texts of files that go with the next message.
-        debug: show tracebacks of unexpected errors.
+        debug: show the tracebacks of errors.
     """
 
     talk: Talk
@@ -45,7 +45,7 @@ class Room:
 
     def short(self, text: str) -> str:
         """`text` on one line, as long as the terminal has room."""
-        return terminal.one_line(text, max(terminal.width(self.notes.stream) - 60, 20))
+        return terminal.one_line(text, max(terminal.width(self.notes.stream) - 50, 30))
 
     def take(self, session: Session) -> None:
         """Go on with `session`."""
@@ -122,22 +122,21 @@ def turn(room: Room, text: str) -> None:
             question = text[1:]
         if question is not None and (question.strip() or room.attached):
             room.ask(question)
-    except (SpecggufError, OSError) as error:
-        room.notes.error(*exits.describe(error))
     except (Leave, BrokenPipeError):
         raise
     except Exception as error:
         if room.debug:
-            raise
+            room.notes.raw(traceback.format_exc())
         room.notes.error(*exits.describe(error))
 
 
 def banner(room: Room, *, first_run: bool) -> None:
     """What is loaded, and how to find out more."""
     loaded, say = room.talk.loaded, room.notes.say
-    drafted = f", drafts by {loaded.draft_model}" if loaded.draft_model else ", no draft model"
+    drafted = f"draft {loaded.draft_model}" if loaded.draft_model else "no draft model"
     n_ctx = loaded.engine.n_ctx()
-    say(f"{loaded.model}{drafted}, context {n_ctx:,}, loaded in {loaded.load_s:.1f} s")
+    width = terminal.width(room.notes.stream)
+    say(joined([loaded.model, drafted, f"context {n_ctx:,}, loaded in {loaded.load_s:.1f} s"], width))
     say("/help lists commands; Alt-Enter: new line; Ctrl-C: stop an answer; Ctrl-D: leave")
     if first_run and loaded.draft_model and not room.settings["highlight"]:
         say("/highlight shows which words the draft model wrote")

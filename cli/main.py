@@ -80,6 +80,7 @@ class Program(click.Group):
 
     def _run(self, words: list[str], prog_name: str | None, complete_var: str | None, **extra: Any) -> int:
         try:
+            extra.setdefault("obj", exits.wants_traceback(words))  # commands that live long ask for it
             result = super().main(list(words), prog_name, complete_var, standalone_mode=False, **extra)
             sys.stdout.flush()
         except BrokenPipeError:

@@ -34,7 +34,8 @@ class Keyboard(Protocol):
 
 def keyboard(notes: Notes, *, history: Path | None, complete: Complete, color: bool) -> Keyboard:
     """The best reader that the terminal allows."""
-    if os.environ.get("TERM", "") in ("", "dumb"):
+    seen = sys.stdout.isatty() or sys.stderr.isatty()
+    if os.environ.get("TERM", "") in ("", "dumb") or not seen:
         return PlainKeyboard(notes)
     return LineEditor(history=history, complete=complete, color=color)
 

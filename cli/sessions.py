@@ -174,7 +174,10 @@ class Lock:
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 os.close(self._fd)
-                raise Busy(f"the conversation '{name}' is open in another terminal") from error
+                raise Busy(
+                    f"the conversation '{name}' is open in another terminal",
+                    hint="leave it there, or go on with another one: --resume NAME",
+                ) from error
             if os.fstat(self._fd).st_nlink:
                 return
             os.close(self._fd)  # its last holder removed it between our two calls

@@ -57,9 +57,13 @@ class Settings(Mapping[str, Any]):
         """Whether this very run sets `name`: by a flag, a variable or a slash command."""
         return self.origin(name).startswith(("flag ", "SPECGGUF_", BY))
 
-    def copy(self) -> Settings:
-        """The same settings, to be changed apart."""
-        return Settings(self._values)
+    def without_preset(self) -> Settings:
+        """The same settings, to be changed apart, as they would be without a preset."""
+        return Settings({k: v for k, v in self._values.items() if not v.origin.startswith("preset ")})
+
+    def become(self, other: Settings) -> None:
+        """Take over all values of `other`."""
+        self._values = dict(other._values)
 
     def put(self, name: str, value: Any, origin: str) -> None:
         """Set a value for the rest of this run (a slash command)."""

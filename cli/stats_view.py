@@ -38,7 +38,7 @@ def parts(stats: Stats, n_ctx: int, *, ended: str = "") -> list[str]:
     return [part for part in said if part]
 
 
-def line(said: list[str], width: int | None = None) -> str:
+def joined(said: list[str], width: int | None = None) -> str:
     """The parts on one line, or on as few as `width` columns allow, broken between parts."""
     rows = [said[0]]
     for part in said[1:]:

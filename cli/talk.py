@@ -7,7 +7,6 @@ sink, remarks to notes, and the keeper writes every step down.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from specgguf.cli.engine import Loaded, thinking
 from specgguf.cli.keeper import Keeper
@@ -149,8 +148,8 @@ class Talk:
     def _fit(self) -> list[int]:
         """The prompt of the window, after dropping turns that no longer fit."""
         n_ctx = self.loaded.engine.n_ctx()
-        wanted: Any = self.settings["max_tokens"] or ANSWER_TOKENS
-        budget = n_ctx - min(wanted, int(n_ctx * ANSWER_SHARE))
+        wanted = self.settings["max_tokens"] or 0
+        budget = n_ctx - min(wanted if wanted > 0 else ANSWER_TOKENS, int(n_ctx * ANSWER_SHARE))
         prompt = self._render(self.window())
         if len(prompt) <= budget:
             return prompt

@@ -24,7 +24,7 @@ class Answer:
     Attributes:
         spans: all of it, with provenance.
         finish_reason: "stop", "length", "tool_calls", or None when it was interrupted.
-        usage, timings: as in the engine's last chunk; empty when it was interrupted.
+        usage, timings: as in the engine's last chunk.
         head: id, created and model of the completion.
     """
 
@@ -107,7 +107,13 @@ def ask(
             show(spans.flush())
             sink.end()
     if answer.interrupted:
-        answer.timings = engine.last.timings()
+        last = engine.last
+        answer.timings = last.timings()
+        answer.usage = {
+            "prompt_tokens": last.n_prompt,
+            "completion_tokens": last.n_generated,
+            "total_tokens": last.n_prompt + last.n_generated,
+        }
 
 
 def _read(chunk: Mapping[str, Any], answer: Answer) -> str:

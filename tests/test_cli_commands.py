@@ -213,6 +213,7 @@ def test_model(converse: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert first.closed
     assert [m["content"] for m in second.asked[0]][-1] == "three"
     assert len(second.asked[0]) == 5
+    assert second.keywords[0]["temperature"] == 0.8
 
 
 def test_leaving(converse: Run) -> None:
@@ -222,6 +223,12 @@ def test_leaving(converse: Run) -> None:
     ran = converse("one")
     assert ran.code == 0
     assert "specgguf chat --continue comes back" in ran.err
+
+
+def test_debug_shows_tracebacks_and_goes_on(converse: Run) -> None:
+    ran = converse("one", "two", fake=FakeEngine([RuntimeError("odd"), pieces("Fine.")]), flags=["--debug"])
+    assert "Traceback" in ran.err
+    assert (ran.code, ran.out) == (0, "Fine.\n")
 
 
 def test_errors_do_not_end_the_conversation(converse: Run) -> None:

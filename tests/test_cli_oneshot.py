@@ -144,6 +144,15 @@ def test_sampling_flags_reach_the_engine(run: Run) -> None:
     }
 
 
+def test_a_resumed_conversation_keeps_its_system_prompt(run: Run, home: Path) -> None:
+    run("chat", "-s", "Be brief.", "one")
+    fake = FakeEngine()
+    run("chat", "--continue", "two", fake=fake, SPECGGUF_SYSTEM="")
+    assert fake.asked[0][0]["content"] == "Be brief."
+    run("chat", "--continue", "-s", "Be long.", "three", fake=fake)
+    assert fake.asked[1][0]["content"] == "Be long."
+
+
 def test_an_empty_answer_is_told(run: Run) -> None:
     ran = run("chat", "x", fake=FakeEngine([[]]))
     assert (ran.code, ran.out) == (0, "")

@@ -133,16 +133,16 @@ def test_stats_line() -> None:
     stats.add(Round((1, 2, 3), n_from_draft=2, draft_n=4, draft_n_accepted=2, n_prefilled=38, verify_s=0.5))
     stats.add(Round((1,), verify_s=0.5))
     said = stats_view.parts(stats, 1000, ended="stopped")
-    assert stats_view.line(said) == (
+    assert stats_view.joined(said) == (
         "4 tokens in 1.0 s, 4.0 tok/s | draft 2/4 accepted (50 %), 2.0 tokens per pass | "
         "prompt 38 new + 474 cached | context 52 % | stopped"
     )
     for width in (20, 40, 80, 200):
-        rows = stats_view.line(said, width).split("\n")
-        assert " | ".join(rows) == stats_view.line(said)
+        rows = stats_view.joined(said, width).split("\n")
+        assert " | ".join(rows) == stats_view.joined(said)
         assert all(len(row) < width or " | " not in row for row in rows)
     stats.rest_reason = "the draft model is too slow"
-    assert "; now rests: the draft model is too slow" in stats_view.line(stats_view.parts(stats, 1000))
+    assert "; now rests: the draft model is too slow" in stats_view.joined(stats_view.parts(stats, 1000))
 
 
 def test_stats_page_shows_positions_trace_and_rests() -> None:

@@ -112,6 +112,16 @@ def test_config_show_with_a_wrong_file(run: Run, home: Path) -> None:
     assert run("config", "show").code == exits.USAGE
 
 
+def test_a_preset_s_values_go_with_it(home: Path) -> None:
+    settings = gather({"top_k": 3}, {})
+    settings.under({"top_k": 20, "top_p": 0.5}, "preset big")
+    bare = settings.without_preset()
+    assert (settings["top_k"], settings["top_p"]) == (3, 0.5)
+    assert (bare["top_k"], bare["top_p"], bare.origin("top_p")) == (3, 0.95, "default")
+    settings.become(bare)
+    assert settings["top_p"] == 0.95
+
+
 def test_sampling_is_checked(home: Path) -> None:
     settings = Settings({})
     settings.put("min_p", 2.0, "/set")

@@ -87,7 +87,7 @@ def saved(tmp_path: Path) -> list[dict[str, str]]:
 
 def test_a_conversation(start: Start, tmp_path: Path) -> None:
     screen = start("many", "chat")
-    screen.see("target.gguf, drafts by draft.gguf, context 1,000")
+    screen.see("target.gguf | draft draft.gguf | context 1,000, loaded in")
     screen.see("/help")
     screen.see("/highlight shows")  # the first run only
     screen.prompt()
