@@ -8,6 +8,7 @@ Nothing here draws random numbers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ from .rounds import Offer, Plan, Round
 from .sampling import Law
 
 REST_BELOW = 1.0  # rest when the best R(K) is below so many R(0), by estimate or as measured
-RESUME_ABOVE = 1.05  # come back from a rest when it is above
+RESUME_ABOVE = 1.05  # come back from a rest when it is above, and above what catching up costs
 PAYS_ABOVE = 1.02  # where even perfect acceptance stays below, drafting is hopeless
 PROBE_TOKENS = 16  # plain tokens scored by a probe
 PROBE_BUDGET = 0.01  # of the time of plain decoding
@@ -70,6 +71,8 @@ class Adaptive:
         self._probe_after = PROBE_GAP
         self._since_plain = 0
         self._measured = _Measured()
+        self._measured_gain = 1.0  # of drafting over plain decoding, when it last fell below 1
+        self._sit_out = self._sit_out_next = 0  # plain tokens before the estimates may overrule it
         self._confidences: list[float] = []
         self._stopped = False
         self._speed = 0.0  # R* of the round in flight
@@ -80,6 +83,7 @@ class Adaptive:
         """A new generation: keep what was learned, softened; look again soon when resting."""
         self.acceptance.soften()
         self._measured = _Measured()
+        self._sit_out = self._sit_out_next = 0
         self._probe_after = PROBE_GAP
         self._plain = 0
         self._first = True
@@ -143,10 +147,8 @@ class Adaptive:
             self._rest("even a perfectly accepted draft would cost more than it saves on this machine")
             return 0, 0, "hopeless"
         best = max(self.speed(k) for k in range(1, self.draft_max + 1))
-        gain = best / plain
-        if not self._resting and self._measured.rounds >= REALISED_ROUNDS:
-            gain = min(gain, self._measured.speed / plain)
-        if gain < (RESUME_ABOVE if self._resting else REST_BELOW):
+        gain = min(best / plain, self._as_measured(plain))
+        if gain < (self._resume_above() if self._resting else REST_BELOW):
             accepted = self.acceptance.at(0)
             self._rest(f"drafting would run at {gain:.2f} of plain speed ({accepted:.0%} of first tokens accepted)")
             if self._plain >= self._probe_after:
@@ -159,6 +161,26 @@ class Adaptive:
             return 0, 0, "measuring plain"
         self._speed = max(plain, best)
         return k_max, 0, "draft"
+
+    def _resume_above(self) -> float:
+        """The gain that is worth reading what the draft missed: as if as many tokens followed as were missed."""
+        return RESUME_ABOVE + (self.costs.sync_s or 0.0) / max(self.costs.verify(1), 1e-9)
+
+    def _as_measured(self, plain: float) -> float:
+        """A bound of what drafting gains, from its measured speed; infinite where too little was measured.
+
+        Where drafting lost, it stands for a while, twice as long each time: the estimates that promised a gain
+        would promise it again at once.
+        """
+        if self._resting:
+            return self._measured_gain if self._sit_out > 0 else math.inf
+        if self._measured.rounds < REALISED_ROUNDS:
+            return math.inf
+        gain = self._measured.speed / plain
+        if gain < REST_BELOW:
+            self._measured_gain = gain
+            self._sit_out = self._sit_out_next = max(2 * self._sit_out_next, PROBE_GAP)
+        return gain
 
     def _rest(self, reason: str) -> None:
         if not self._resting:
@@ -215,6 +237,7 @@ class Adaptive:
             self._since_plain += 1
         elif not round.draft_n:
             self._plain += len(round.tokens)
+            self._sit_out -= len(round.tokens)
             self._since_plain = 0
         if self._trace is not None:
             self._trace(_record(round, self.rest_reason))

@@ -13,6 +13,7 @@ import numpy as np
 
 from specgguf.controller import Adaptive, Fixed
 from specgguf.costs import Costs
+from specgguf.drafter import OWED_RIDING_MAX
 from specgguf.rounds import Round
 from specgguf.sampling import Law
 
@@ -28,6 +29,13 @@ class Machine:
     noise: float = 0.03
     outliers: float = 0.0  # share of passes that take three times as long
     growth: float = 0.0  # relative growth of verify per 1000 tokens of context
+    checkpoint: bool = False  # a rejection restores the last mark: what was committed since is read again
+
+    def passes(self, width: int) -> float:
+        """Seconds of a target pass, beyond the table too: on the line through its ends."""
+        widest = len(self.verify_s)
+        slope = (self.verify_s[-1] - self.verify_s[0]) / (widest - 1)
+        return self.verify_s[min(width, widest) - 1] + slope * max(width - widest, 0)
 
 
 @dataclass
@@ -77,14 +85,15 @@ def _turn(
     source: np.random.Generator,
     out: Outcome,
 ) -> None:
-    done, lag = 0, 1
+    done, lag, owed = 0, 1, 1
     first = True
     while done < n_tokens:
         plan = controller.plan(n_tokens - done - 1)
         kind = text(done)
         chances: list[float] = []
         asked = 0
-        probe_s, probe = 0.0, ()
+        probe_s, prefill_s = 0.0, 0.0
+        probe: tuple[tuple[float, float], ...] = ()
         if plan.probe:
             probe = tuple(_scored(kind, source) for _ in range(plan.probe))
             probe_s = machine.sync_s * min(lag, plan.probe + 16)
@@ -110,9 +119,12 @@ def _turn(
             draft_s += n_synced * machine.sync_s
         width = len(chances) + 1
         grown = 1.0 + machine.growth * done / 1000
-        verify_s = machine.verify_s[width - 1] * grown * _noise(machine, source)
+        if owed > OWED_RIDING_MAX and chances:
+            prefill_s, owed = machine.passes(owed - 1) * grown, 1
+        verify_s = machine.passes(owed + len(chances)) * grown * _noise(machine, source)
         host_s = machine.host_s * width
         tokens = min(accepted + 1, n_tokens - done)
+        owed = owed + tokens if machine.checkpoint and accepted < len(chances) else 1
         lag = 1 + (accepted == len(chances)) if asked else lag + 1
         round = Round(
             tokens=(1,) * tokens,
@@ -122,7 +134,7 @@ def _turn(
             survival=tuple(survival),
             n_synced=n_synced,
             n_context=done,
-            prefill_s=verify_s if first else 0.0,
+            prefill_s=verify_s if first else prefill_s,
             draft_s=draft_s + probe_s,
             probe=probe,
             verify_s=0.0 if first else verify_s,
@@ -132,7 +144,7 @@ def _turn(
         first = False
         done += tokens
         out.tokens += tokens
-        out.seconds += draft_s + verify_s + host_s + probe_s
+        out.seconds += draft_s + verify_s + host_s + probe_s + prefill_s
         out.lengths.append(len(chances))
 
 

@@ -1,0 +1,430 @@
+"""The adaptive controller against the best fixed draft length, on machines and texts on paper.
+
+What the best fixed length reaches is arithmetic; what the controller reaches is simulated (see simulator.py),
+with noise in every cost, over three seeds.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from simulator import (
+    CODE,
+    DEAR_DRAFT,
+    EXPLAIN,
+    F16,
+    GPU,
+    HOSTILE,
+    JSON,
+    METAL,
+    Q4,
+    Q8,
+    STEPS,
+    STORY,
+    Machine,
+    Text,
+    calibrated,
+    run,
+)
+
+from specgguf.controller import PROBE_TOKENS, Adaptive, Fixed
+from specgguf.costs import Costs
+from specgguf.rounds import Offer, Plan, Round
+from specgguf.sampling import Law
+
+D = 5  # draft_max
+N = 300  # tokens a turn
+MACHINES = {
+    "f16": F16,
+    "q8": Q8,
+    "q4": Q4,
+    "gpu": GPU,
+    "metal": METAL,
+    "steps": STEPS,
+    "dear-draft": DEAR_DRAFT,
+    "growing": replace(F16, growth=1.0),
+    "outliers": replace(Q8, outliers=0.03),
+}
+Kind = tuple[Text, ...]  # by stretches of 150 tokens, over and over
+TEXTS: dict[str, Kind] = {
+    "code": (CODE,),
+    "json": (JSON,),
+    "explain": (EXPLAIN,),
+    "story": (STORY,),
+    "hostile": (HOSTILE,),
+    "mixed": (STORY, CODE),
+}
+
+machines = pytest.mark.parametrize("machine", MACHINES)
+
+
+def at(kind: Kind) -> Callable[[int], Text]:
+    return lambda position: kind[position // 150 % len(kind)]
+
+
+def fixed_speed(machine: Machine, kind: Kind, k: int) -> float:
+    """Tokens per second with k drafted tokens a round, by expectation."""
+    slow = (1.0 + 2.0 * machine.outliers) * math.exp(machine.noise**2 / 2)
+    grown = 1.0 + machine.growth * N / 2 / 1000
+    per_token = []
+    for text in kind:
+        chance = text.sure * text.easy + (1.0 - text.sure) * text.hard
+        seconds = slow * (machine.verify_s[k] * grown + k * machine.draft_s) + (k + 1) * machine.host_s
+        per_token.append(seconds / sum(chance**i for i in range(k + 1)))
+    return 1.0 / float(np.mean(per_token))
+
+
+def best_fixed(machine: Machine, kind: Kind) -> float:
+    return max(fixed_speed(machine, kind, k) for k in range(D + 1))
+
+
+MakeAdaptive = Callable[[int, Costs], Adaptive]
+
+
+def adaptive_speed(machine: Machine, kind: Kind, make: MakeAdaptive = Adaptive, seeds: int = 3) -> float:
+    """Mean over seeds; each begins with costs that it measured itself, noise included."""
+    speeds = []
+    for seed in range(seeds):
+        controller = make(D, calibrated(machine, D, seed))
+        speeds.append(run(controller, machine, at(kind), n_tokens=N, seed=seed, n_turns=2).speed)
+    return float(np.mean(speeds))
+
+
+@machines
+@pytest.mark.parametrize("text", TEXTS)
+def test_near_the_best_fixed_length(machine: str, text: str) -> None:
+    """0.95 of it, whatever it is; nobody told the controller the machine, the text, or when it changes."""
+    best = best_fixed(MACHINES[machine], TEXTS[text])
+    assert adaptive_speed(MACHINES[machine], TEXTS[text]) >= 0.95 * best
+
+
+@machines
+def test_prose_is_not_slower_than_plain_decoding(machine: str) -> None:
+    """0.97 of plain, also where no draft is any good."""
+    for kind in (TEXTS["story"], TEXTS["hostile"]):
+        plain = fixed_speed(MACHINES[machine], kind, 0)
+        assert adaptive_speed(MACHINES[machine], kind) >= 0.97 * plain
+
+
+@pytest.mark.parametrize("k", range(D + 1))
+def test_the_yardstick_is_what_fixed_lengths_reach(k: int) -> None:
+    for machine, kind in ((F16, TEXTS["code"]), (Q8, TEXTS["mixed"]), (MACHINES["outliers"], TEXTS["story"])):
+        simulated = [run(Fixed(k), machine, at(kind), n_tokens=2 * N, seed=s, n_turns=3).speed for s in range(2)]
+        assert np.mean(simulated) == pytest.approx(fixed_speed(machine, kind, k), rel=0.05)
+
+
+# --- what the comparison above would catch ----------------------------------------------------------------
+
+
+def worst(make: MakeAdaptive) -> float:
+    """The least share of the best fixed length, over some machines and texts."""
+    shares = []
+    for machine in (F16, Q8, Q4, METAL, STEPS):
+        for kind in (TEXTS["code"], TEXTS["story"]):
+            shares.append(adaptive_speed(machine, kind, make, seeds=1) / best_fixed(machine, kind))
+    return min(shares)
+
+
+class IgnoresCosts(Adaptive):
+    """Knows acceptance only: every pass costs the same."""
+
+    def __init__(self, draft_max: int, costs: Costs) -> None:
+        super().__init__(draft_max, Costs(draft_max + 1, {1: 0.05, draft_max + 1: 0.05}, 0.001, 0.001))
+        self.costs.observe_verify = lambda width, seconds: None  # type: ignore[method-assign]
+
+
+class IgnoresAcceptance(Adaptive):
+    """Knows costs only."""
+
+    def observe(self, round: Round) -> None:
+        super().observe(replace(round, survival=tuple(1.0 for _ in round.survival)))
+
+
+class NeverResumes(Adaptive):
+    """Does not look again once it rests."""
+
+    def plan(self, room: int, offer: Offer | None = None) -> Plan:
+        return replace(super().plan(room, offer), probe=0)
+
+
+class AlwaysProbes(Adaptive):
+    """Looks again after every token of a rest."""
+
+    def plan(self, room: int, offer: Offer | None = None) -> Plan:
+        self._probe_after = 1
+        return super().plan(room, offer)
+
+
+class Timid(Adaptive):
+    """Begins with the belief that little is accepted."""
+
+    def __init__(self, draft_max: int, costs: Costs) -> None:
+        super().__init__(draft_max, costs)
+        for count in (self.acceptance.pooled, *self.acceptance.by_confidence):
+            count.survived, count.lost = 0.1 * count.weight, 0.9 * count.weight
+
+
+@pytest.mark.parametrize("wrong", [IgnoresCosts, IgnoresAcceptance, AlwaysProbes])
+def test_controllers_that_know_less_are_seen(wrong: MakeAdaptive) -> None:
+    assert worst(Adaptive) >= 0.95
+    assert worst(wrong) < 0.93
+
+
+BAD_THEN_GOOD: Kind = (HOSTILE, HOSTILE, CODE, CODE, CODE, CODE, CODE, CODE)
+
+
+def speed_of_a_long_answer(make: MakeAdaptive, kind: Kind) -> float:
+    outcomes = [
+        run(make(D, calibrated(F16, D, seed)), F16, at(kind), n_tokens=150 * len(kind), seed=seed) for seed in range(3)
+    ]
+    return float(np.mean([outcome.speed for outcome in outcomes]))
+
+
+def test_it_comes_back_from_a_rest_and_one_that_never_looks_does_not() -> None:
+    """A quarter of bad text, then code: more than half of what drafting could gain is gained."""
+    plain = fixed_speed(F16, BAD_THEN_GOOD, 0)
+    assert speed_of_a_long_answer(Adaptive, BAD_THEN_GOOD) > 1.4 * plain
+    assert speed_of_a_long_answer(NeverResumes, BAD_THEN_GOOD) < 1.05 * plain
+
+
+def test_it_begins_and_one_without_optimism_does_not() -> None:
+    plain = fixed_speed(Q8, TEXTS["code"], 0)
+    assert adaptive_speed(Q8, TEXTS["code"]) > 1.25 * plain
+    short = (CODE,)
+    timid, brave = (
+        np.mean([run(make(D, calibrated(Q8, D, s)), Q8, at(short), n_tokens=60, seed=s).speed for s in range(3)])
+        for make in (Timid, Adaptive)
+    )
+    assert brave > 1.1 * timid
+
+
+def test_one_slow_sample_at_load_does_not_keep_it_from_beginning() -> None:
+    """Verification at width 4 measured at twice its price."""
+    costs = Costs(D + 1, {1: 0.062, 2: 0.098, 4: 0.238, 6: 0.202}, 0.015, 0.004)
+    speed = run(Adaptive(D, costs), Q8, at((CODE,)), n_tokens=N, seed=1, n_turns=2).speed
+    assert speed > 1.1 * fixed_speed(Q8, (CODE,), 0)
+
+
+# --- single decisions -------------------------------------------------------------------------------------
+
+
+def law(confidence: float = 0.9) -> Law:
+    return Law(np.array([1], dtype=np.int32), np.ones(1), confidence)
+
+
+def controller(machine: Machine = GPU, **keywords: Any) -> Adaptive:
+    """Past its first round."""
+    costs = Costs(D + 1, {n + 1: s for n, s in enumerate(machine.verify_s)}, machine.draft_s, machine.sync_s)
+    made = Adaptive(D, costs, **keywords)
+    made.new_turn()
+    made.plan(100)
+    made.observe(Round((1,), prefill_s=1.0))
+    return made
+
+
+def drafted(made: Adaptive, machine: Machine, survival: Sequence[float], *, prefill_s: float = 0.0) -> Plan:
+    """One round that drafts as long as it is let, with these chances of survival."""
+    plan = made.plan(100)
+    n = 0
+    while n < plan.n_max and plan.go_on(n, law()):
+        n += 1
+        if n == plan.n_max or not plan.go_on(n, None):
+            break
+    made.observe(
+        Round(
+            (1,),
+            draft_n=n,
+            survival=tuple(survival[:n]),
+            source="model" if n else "",
+            n_synced=1,
+            prefill_s=prefill_s if n else 0.0,
+            draft_s=n * machine.draft_s,
+            verify_s=machine.verify_s[n],
+            host_s=machine.host_s,
+        )
+    )
+    return plan
+
+
+def test_the_first_token_waits_for_no_draft() -> None:
+    """The draft reads the prompt when drafting starts, not before the first token."""
+    made = Adaptive(D, calibrated(GPU, D))
+    for _ in range(3):
+        made.new_turn()
+        assert made.plan(100) == Plan(0)
+        made.observe(Round((1,), prefill_s=3.0))
+        assert made.plan(100).n_max > 0
+    assert made.costs.verify(1) < 0.03, "the prompt's pass says nothing about a token's"
+
+
+def test_never_more_than_there_is_room_for() -> None:
+    made = controller()
+    for room in (0, 1, 3, 9):
+        assert made.plan(room).n_max == min(room, D)
+
+
+def test_where_nothing_could_pay_it_rests_for_good_and_says_why() -> None:
+    made = controller(Q4)
+    for _ in range(500):
+        plan = made.plan(1000)
+        assert (plan.n_max, plan.probe) == (0, 0)
+        made.observe(Round((1,), verify_s=Q4.verify_s[0]))
+    assert "even a perfectly accepted draft" in made.rest_reason
+
+
+def test_a_rest_says_why_and_probes_within_its_budget() -> None:
+    made = controller(Q8)
+    plain, probes = 0, 0
+    for _ in range(30):
+        drafted(made, Q8, (0.1, 0.0))
+    assert "of plain speed" in made.rest_reason
+    for _ in range(2000):
+        plan = made.plan(1000)
+        assert plan.n_max == 0
+        assert plan.probe in (0, PROBE_TOKENS)
+        probes += plan.probe > 0
+        plain += 1
+        scored = ((0.5, 0.2),) * plan.probe
+        made.observe(Round((1,), probe=scored, draft_s=0.07 * (plan.probe > 0), verify_s=0.062))
+    assert probes > 2, "it does look again"
+    assert probes * 0.07 <= 0.03 * plain * 0.062
+    for _ in range(400):
+        plan = made.plan(1000)
+        if plan.n_max:
+            break
+        scored = ((0.97, 0.95),) * plan.probe
+        made.observe(Round((1,), probe=scored, draft_s=0.07 * (plan.probe > 0), verify_s=0.062))
+    assert plan.n_max == D
+    assert made.rest_reason == ""
+
+
+def test_what_a_checkpoint_reads_again_is_part_of_the_price() -> None:
+    """A memory that replays a lot after each rejection eats the gain: then it rests, and is not talked out of it by
+    estimates that promise a gain again."""
+    cheap, dear = controller(), controller()
+    lengths = []
+    for _ in range(200):
+        drafted(cheap, GPU, (0.6, 0.3, 0.2, 0.1, 0.05))
+        lengths.append(drafted(dear, GPU, (0.6, 0.3, 0.2, 0.1, 0.05), prefill_s=0.03).n_max)
+    assert cheap.rest_reason == ""
+    assert "of plain speed" in dear.rest_reason
+    assert sum(n > 0 for n in lengths) < 60
+
+
+@pytest.mark.parametrize("machine", ["f16", "q8", "steps"])
+@pytest.mark.parametrize("text", ["code", "explain", "hostile"])
+def test_near_the_best_fixed_length_where_rejections_are_read_again(machine: str, text: str) -> None:
+    """A memory with checkpoints. The best fixed length is simulated here too."""
+    again, kind = replace(MACHINES[machine], checkpoint=True), at(TEXTS[text])
+    best = max(run(Fixed(k), again, kind, n_tokens=2 * N, seed=1).speed for k in range(D + 1))
+    assert adaptive_speed(again, TEXTS[text]) >= 0.95 * best
+
+
+def test_in_a_round_an_unsure_draft_stops_sooner() -> None:
+    """With a draft as dear as here, a token that will hardly be accepted is not paid for."""
+
+    def length(confidence: float) -> int:
+        made = controller(replace(Q8, verify_s=[0.062, 0.080, 0.098, 0.116, 0.134, 0.152]))
+        for _ in range(20):  # sure tokens pass, and most are; unsure ones do not
+            for _ in range(4):
+                made.acceptance.observe((0.97, 0.94, 0.91), (0.97,) * 3, False)
+            made.acceptance.observe((0.1,), (0.2,), False)
+        plan, n = made.plan(100), 0
+        while n < plan.n_max and plan.go_on(n, law(confidence)):
+            n += 1
+            if n == plan.n_max or not plan.go_on(n, None):
+                break
+        return n
+
+    assert length(0.97) == D
+    assert length(0.2) == 0
+
+
+def test_decisions_depend_on_the_past_only() -> None:
+    """The same rounds give the same plans: nothing here draws random numbers or looks at a clock."""
+    traces: list[list[dict[str, Any]]] = []
+    for _ in range(2):
+        trace: list[dict[str, Any]] = []
+        run(Adaptive(D, calibrated(Q8, D), trace=trace.append), Q8, at((STORY, CODE)), n_tokens=400, seed=3)
+        traces.append(trace)
+    assert traces[0] == traces[1]
+    assert {record["why"] for record in traces[0] if record["event"] == "plan"} >= {"first token", "draft"}
+    assert json.loads(json.dumps(traces[0])) == traces[0]
+
+
+def test_a_new_turn_keeps_what_was_learned() -> None:
+    """A resting controller goes on resting in the next answer, but looks again soon."""
+    made = controller(Q8)
+    for _ in range(30):
+        drafted(made, Q8, (0.1, 0.0))
+    made.new_turn()
+    made.plan(100)
+    made.observe(Round((1,), prefill_s=1.0))
+    n = 0
+    while not (plan := made.plan(100)).probe:
+        assert plan.n_max == 0
+        made.observe(Round((1,), verify_s=0.062))
+        n += 1
+    assert n <= 40
+
+
+def test_unknown_costs_are_measured_by_drafting() -> None:
+    made = Adaptive(D, Costs(D + 1))
+    made.new_turn()
+    made.plan(100)
+    made.observe(Round((1,), prefill_s=1.0))
+    plan = made.plan(100)
+    assert plan.n_max == 3
+    assert all(plan.go_on(i, law(0.01)) for i in range(3))
+
+
+def test_a_fixed_length_is_fixed() -> None:
+    made = Fixed(3, "because")
+    assert [made.plan(room).n_max for room in (0, 1, 3, 9)] == [0, 1, 3, 3]
+    assert made.plan(9).go_on(0, law(0.0))
+    assert made.rest_reason == "because"
+    assert made.plan(9, Offer((1, 2), 4)).n_max == 3
+
+
+# --- lookups ----------------------------------------------------------------------------------------------
+
+
+def looked_up(made: Adaptive, machine: Machine, chance: float, match: int = 4, n: int = 8) -> Plan:
+    plan = made.plan(100, Offer(tuple(range(n)), match))
+    k = plan.n_max if plan.source == "lookup" else 0
+    survival = tuple(chance ** (i + 1) for i in range(k))
+    made.observe(
+        Round((1,), draft_n=k, survival=survival, source=plan.source, verify_s=machine.verify_s[k], host_s=0.001)
+    )
+    return plan
+
+
+def test_lookups_that_are_right_are_taken_and_others_are_not() -> None:
+    """Without a draft model; a machine where wide passes are cheap, and one where they are not."""
+    good, bad = controller(F16, has_model=False), controller(F16, has_model=False)
+    for _ in range(60):
+        right = looked_up(good, F16, 0.95)
+        wrong = looked_up(bad, F16, 0.02)
+    assert (right.source, right.n_max) == ("lookup", D)
+    assert wrong.n_max == 0
+    assert looked_up(controller(Q4, has_model=False), Q4, 0.9).n_max == 0
+    assert controller(GPU, has_model=False).plan(100, None) == Plan(0)
+
+
+def test_a_lookup_competes_with_the_draft_model() -> None:
+    """It is free, so at equal chances it wins; where it is mostly wrong, the model drafts."""
+    made = controller(F16)
+    for _ in range(20):
+        made.acceptance.observe((0.9, 0.81, 0.73, 0.66, 0.59), (0.9,) * D, False)
+        made.acceptance.observe_match(4, (0.95, 0.9, 0.86, 0.81, 0.77), D)
+        made.acceptance.observe_match(2, (0.05,), D)
+    assert made.plan(100, Offer((1, 2, 3, 4, 5, 6), 4)).source == "lookup"
+    model = made.plan(100, Offer((1, 2, 3, 4, 5, 6), 2))
+    assert (model.source, model.n_max) == ("", D)
+    assert made.plan(2, Offer((1, 2, 3, 4, 5, 6), 4)).n_max <= 2

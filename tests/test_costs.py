@@ -1,0 +1,167 @@
+"""Cost estimates follow the machine, shrug off single slow passes, and a calibration leaves no trace."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from fakes import FakeClock, FakeModel, random_table
+
+from specgguf.costs import Costs, calibrate
+
+STEPPED = {1: 0.050, 2: 0.080, 4: 0.080, 6: 0.120}
+
+
+def test_widths_between_measured_ones_lie_on_a_line() -> None:
+    costs = Costs(6, STEPPED)
+    assert [costs.verify(n) for n in range(1, 7)] == pytest.approx([0.050, 0.080, 0.080, 0.080, 0.100, 0.120])
+    assert costs.verify(9) == 0.120
+    assert Costs(4).verify(2) == 0.0
+    assert Costs(4, {3: 0.1}).verify(1) == 0.1
+    assert Costs(3, {1: 0.1, 5: 0.2}).verify(5) == 0.1, "no width beyond the widest is kept"
+
+
+def test_more_tokens_never_cost_less() -> None:
+    """A slow sample of a narrow pass is bounded by what a wider one took."""
+    for seed in range(50):
+        source = np.random.default_rng(seed)
+        costs = Costs(8, {int(n): float(source.uniform(0.01, 0.1)) for n in source.choice(8, 4) + 1})
+        widths = [costs.verify(n) for n in range(1, 9)]
+        assert (np.diff(widths) > -1e-15).all()
+
+
+def test_known_means_enough_to_compare() -> None:
+    assert not Costs(4).known
+    assert not Costs(4, {1: 0.1}, 0.01).known
+    assert not Costs(4, {2: 0.1, 4: 0.2}, 0.01).known
+    assert not Costs(4, {1: 0.1, 4: 0.2}).known
+    assert Costs(4, {1: 0.1, 4: 0.2}, 0.0).known
+
+
+def test_the_first_pass_of_another_width_counts_only_when_it_is_fast() -> None:
+    """The first decode after a change of shape pays for its graph."""
+    costs = Costs(4, {1: 0.1, 4: 0.2})
+    costs.observe_verify(4, 0.9)
+    assert costs.verify(4) == 0.2
+    costs.observe_verify(4, 0.21)
+    assert 0.2 < costs.verify(4) < 0.21
+    costs.observe_verify(1, 0.08)
+    assert costs.verify(1) < 0.1
+    costs.observe_verify(3, 0.17)
+    assert costs.verify(3) == pytest.approx(0.17), "the only sample of a width is its estimate"
+
+
+@pytest.mark.parametrize("true", [0.05, 0.1, 0.3])
+def test_estimates_go_where_the_samples_are(true: float) -> None:
+    costs = Costs(4, {1: 0.1, 4: 0.4}, 0.01, 0.001)
+    for _ in range(80):
+        costs.observe_verify(1, true)
+        costs.observe_draft(2, 1, 2 * true)
+        costs.observe_host(true)
+    assert costs.verify(1) == pytest.approx(true, rel=0.01)
+    assert costs.draft_s == pytest.approx(true, rel=0.01)
+    assert costs.host_s == pytest.approx(true, rel=0.01)
+
+
+def test_one_slow_pass_is_noise() -> None:
+    costs = Costs(4, {1: 0.1, 4: 0.4}, 0.01)
+    costs.observe_verify(1, 0.1)
+    costs.observe_verify(1, 100.0)
+    costs.observe_draft(1, 1, 100.0)
+    assert costs.verify(1) < 0.11
+    assert costs.draft_s is not None
+    assert costs.draft_s < 0.011
+
+
+def test_noise_and_outliers_leave_the_median() -> None:
+    """One pass in twenty three times as slow: the estimate stays within a tenth of the usual cost."""
+    costs, source = Costs(4, {1: 0.1, 4: 0.4}), np.random.default_rng(1)
+    seen = []
+    for _ in range(400):
+        slow = 3.0 if source.random() < 0.05 else 1.0
+        costs.observe_verify(1, 0.1 * slow * math.exp(0.03 * source.standard_normal()))
+        seen.append(costs.verify(1))
+    assert 0.095 < np.mean(seen) < 0.11
+
+
+def test_what_is_not_seen_drifts_along() -> None:
+    """A longer context makes every width slower, also those that are resting."""
+    costs = Costs(4, {1: 0.1, 4: 0.2})
+    for _ in range(60):
+        costs.observe_verify(1, 0.2)
+    assert 0.2 < costs.verify(4) < 0.4
+
+
+def test_catching_up_is_not_a_draft_step() -> None:
+    costs = Costs(4, {1: 0.1, 4: 0.2}, 0.01, 0.002)
+    costs.observe_draft(3, 40, 0.02 + 40 * 0.004)
+    assert costs.draft_s == 0.01
+    assert costs.sync_s is not None
+    assert 0.002 < costs.sync_s < 0.004
+    costs.observe_draft(3, 5, 9.0)  # too few to tell the one from the other
+    assert (costs.draft_s, costs.sync_s) == (0.01, costs.sync_s)
+    fresh = Costs(4)
+    fresh.observe_draft(0, 1, 9.0)
+    assert fresh.draft_s is None
+    fresh.observe_draft(2, 2, 0.04)
+    assert fresh.draft_s == 0.02
+
+
+def test_saved_costs_come_back_or_do_not_serve() -> None:
+    costs = Costs(6, STEPPED, 0.01, 0.002)
+    saved = json.loads(json.dumps(costs.to_json()))
+    again = Costs.from_json(6, saved)
+    assert again is not None
+    assert [again.verify(n) for n in range(1, 7)] == [costs.verify(n) for n in range(1, 7)]
+    assert (again.draft_s, again.sync_s) == (0.01, 0.002)
+    wrong: list[Any] = [{}, {**saved, "draft_s": None}, {**saved, "verify_s": {"one": 1}}, {**saved, "verify_s": [1]}]
+    assert [Costs.from_json(6, w) for w in wrong] == [None] * 4
+    assert Costs.from_json(8, saved) is None, "a wider pass was never measured"
+
+
+def models(n_ctx: int = 100, memory: str = "plain") -> tuple[FakeModel, FakeModel, FakeClock]:
+    target, draft = (FakeModel(random_table(seed, 3), 3, n_ctx=n_ctx, memory=memory) for seed in (1, 2))
+    return target, draft, FakeClock([(target, 10e-3, 1e-3), (draft, 1e-3, 1e-4)], host=0.0)
+
+
+@pytest.mark.parametrize("draft_max", [1, 2, 5, 16])
+def test_a_calibration_measures_what_things_cost(draft_max: int) -> None:
+    target, draft, clock = models()
+    costs = calibrate(target, draft, draft_max, clock)
+    assert costs.known
+    assert [costs.verify(n) for n in range(1, draft_max + 2)] == pytest.approx(
+        [10e-3 + n * 1e-3 for n in range(1, draft_max + 2)]
+    )
+    assert costs.draft_s == pytest.approx(1.1e-3)
+    assert costs.sync_s == pytest.approx((1e-3 + 16 * 1e-4) / 16)
+
+
+@pytest.mark.parametrize("memory", ["plain", "checkpoint"])
+@pytest.mark.parametrize("n_held", [0, 7])
+def test_a_calibration_leaves_the_caches_as_they_were(memory: str, n_held: int) -> None:
+    target, draft, clock = models(memory=memory)
+    for model in (target, draft):
+        if n_held:
+            model.extend([1] * n_held, 0)
+    calibrate(target, draft, 5, clock)
+    assert target.cells == draft.cells == [1] * n_held
+
+
+def test_a_calibration_fits_into_any_context() -> None:
+    for n_held in range(6):
+        target, draft, clock = models(n_ctx=6)
+        for model in (target, draft):
+            if n_held:
+                model.extend([1] * n_held, 0)
+        calibrate(target, draft, 5, clock)
+        assert target.cells == draft.cells == [1] * n_held
+
+
+def test_without_a_draft_model_drafts_are_free() -> None:
+    target, _, clock = models()
+    costs = calibrate(target, None, 5, clock)
+    assert costs.known
+    assert costs.draft_s == 0.0
