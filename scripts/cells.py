@@ -215,6 +215,8 @@ def _cell_head(cell: Cell) -> dict[str, Any]:
 
 def run(plan: Plan, cells: Sequence[Cell], ways: Mapping[str, Way], files: Mapping[str, Path]) -> None:
     """Measure a regime's cells: a line with an estimate, then a line per repeat."""
+    if not cells:
+        return
     head = results.describe(files, commit=commit(), settings=plan.settings)
     todo = {cell: len(held(plan, cell, head, ways)[1]) for cell in cells}
     cells = [cell for cell in cells if todo[cell]]
