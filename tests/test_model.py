@@ -1,0 +1,448 @@
+"""One sequence over real llama.cpp contexts: what `tokens` says is what the cache holds, whatever happens.
+
+The yardstick is a second context over the same file that reads the text from the start.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import numpy as np
+import pytest
+import tiny
+from conftest import Pair
+
+from specgguf import backend
+from specgguf.errors import BackendError, Cancelled, ContextFull, ModelNotFound
+from specgguf.model import Model, Weights, check_gguf, common_prefix
+
+TEXT = [random.Random(7).randrange(3, 8) for _ in range(400)]
+KEYWORDS = {"n_threads": 1, "n_threads_batch": 1, "type_k": 0, "type_v": 0}
+NOISE = 1e-5  # of rows between batch widths, with F32 weights and caches
+
+MEMORIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "plain": ("tiny_pair", {}, {}),
+    "native": ("tiny_hybrid", {}, {"n_rs_seq": 4}),
+    "checkpoint": ("tiny_hybrid", {}, {}),
+    "recurrent": ("tiny_recurrent", {}, {}),
+    "sliding": ("tiny_sliding", {}, {}),
+    "sliding-small": ("tiny_sliding", {"swa_full": False}, {}),
+}
+
+
+class Opened:
+    """A file, a context to test, and one to compare with."""
+
+    def __init__(self, path: Path, keywords: dict[str, Any], **context: Any) -> None:
+        self.weights = Weights(str(path), {**KEYWORDS, **keywords})
+        self.context = {"n_ctx": 300, "n_batch": 32, "flash_attn": False, **context}
+        self.model = Model(self.weights, **self.context)
+        self.fresh = Model(self.weights, n_ctx=300, n_batch=32, flash_attn=False)
+
+    def row(self, tokens: Sequence[int]) -> np.ndarray:
+        """The logits after `tokens`, read from the start."""
+        self.fresh.clear()
+        row: np.ndarray = self.fresh.extend(list(tokens), 1)[0].copy()
+        return row
+
+    def check(self) -> None:
+        """One more token gives what it would after reading the held text from the start."""
+        held = list(self.model.tokens)
+        got = self.model.extend([5], 1)[0].copy()
+        assert np.abs(got - self.row([*held, 5])).max() < NOISE
+        assert list(self.model.tokens) == [*held, 5]
+
+    def close(self) -> None:
+        for part in (self.model, self.fresh, self.weights):
+            part.close()
+
+
+@pytest.fixture(scope="module", params=MEMORIES)
+def any_memory(request: pytest.FixtureRequest) -> Iterator[Opened]:
+    fixture, keywords, context = MEMORIES[request.param]
+    opened = Opened(request.getfixturevalue(fixture).target, keywords, **context)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="module")
+def dense(tiny_pair: Pair) -> Iterator[Opened]:
+    opened = Opened(tiny_pair.target, {})
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(autouse=True)
+def _emptied(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Contexts are shared within this module; each test begins with empty ones."""
+    yield
+    for name in {"any_memory", "dense"} & set(request.fixturenames):
+        opened = request.getfixturevalue(name)
+        opened.model.resume()
+        opened.model.clear()
+
+
+# --- reading ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [1, 2, 31, 32, 33, 64, 65, 299, 300])
+def test_any_length_of_prompt(any_memory: Opened, n: int) -> None:
+    """Around the chunk, and up to the last place of the context."""
+    got = any_memory.model.extend(TEXT[:n], 1)[0].copy()
+    assert np.abs(got - any_memory.row(TEXT[:n])).max() < NOISE
+    assert any_memory.model.tokens == TEXT[:n]
+
+
+@pytest.mark.parametrize("n", [5, 32, 33, 34, 64, 66])
+def test_rows_across_the_edge_of_a_chunk(dense: Opened, n: int) -> None:
+    """The last rows of one call, also where the rest of its chunk is shorter than that."""
+    rows = dense.model.extend(TEXT[:n], 5).copy()
+    assert rows.shape == (5, dense.model.n_vocab)
+    for i in range(5):
+        assert np.abs(rows[i] - dense.row(TEXT[: n - 4 + i])).max() < NOISE
+
+
+def test_no_rows_and_no_tokens(dense: Opened) -> None:
+    assert dense.model.extend(TEXT[:5], 0).size == 0
+    assert dense.model.extend([], 0).size == 0
+    assert dense.model.tokens == TEXT[:5]
+    dense.check()
+
+
+@pytest.mark.parametrize("pad_to", [1, 2])
+def test_what_does_not_fit_changes_nothing(dense: Opened, pad_to: int) -> None:
+    model = Model(dense.weights, n_ctx=256, n_batch=32, pad_to=pad_to)
+    assert model.n_ctx == 256 - (pad_to - 1), "a padding token needs a place too"
+    model.extend(TEXT[: model.n_ctx - 1], 0)
+    with pytest.raises(ContextFull, match=f"context of {model.n_ctx}"):
+        model.extend([5, 5], 1)
+    assert model.tokens == TEXT[: model.n_ctx - 1]
+    model.extend([5], 1)
+    with pytest.raises(ContextFull):
+        model.extend([5], 1)
+    model.close()
+
+
+def test_a_context_of_the_models_own_length(dense: Opened) -> None:
+    model = Model(dense.weights, n_ctx=0)
+    assert model.n_ctx == tiny.SMALL.n_ctx_train
+    model.close()
+
+
+QUANTS = {"F32": 0, "F16": 1, "Q8_0": 7, "Q4_0": 2, "Q4_1": 3}
+
+
+def requantised(source: Path, folder: Path, name: str) -> Path:
+    if name == "F32":
+        return source
+    target = folder / f"{name}.gguf"
+    params = llama_cpp.llama_model_quantize_default_params()
+    params.ftype = QUANTS[name]
+    params.output_tensor_type = params.token_embedding_type = {"F16": 1, "Q8_0": 8, "Q4_0": 2, "Q4_1": 3}[name]
+    backend.start()
+    assert llama_cpp.llama_model_quantize(str(source).encode(), str(target).encode(), params) == 0
+    return target
+
+
+@pytest.mark.parametrize("name", QUANTS)
+def test_padded_rows_do_not_depend_on_their_batch(name: str, tiny_pair: Pair, tmp_path: Path) -> None:
+    """Bit for bit, at every width: what greedy equality stands on."""
+    weights = Weights(str(requantised(tiny_pair.target, tmp_path, name)), KEYWORDS)
+
+    def rows(pad_to: int, width: int) -> np.ndarray:
+        model = Model(weights, n_ctx=256, n_batch=32, n_rows_max=32, pad_to=pad_to)
+        found = [
+            model.extend(TEXT[at : at + width], len(TEXT[at : at + width])).copy()
+            for at in range(0, 30, width)
+            if TEXT[at : at + width]
+        ]
+        model.close()
+        return np.concatenate(found)[:30]
+
+    wanted = rows(2, 30)
+    for width in (1, 2, 3, 6, 7):
+        assert (rows(2, width) == wanted).all(), width
+    assert (rows(1, 2) == wanted).all()
+    if name == "F32":
+        assert (rows(1, 1) != wanted).any(), "the control: padding does something"
+    weights.close()
+
+
+# --- dropping ---------------------------------------------------------------------------------------------
+
+
+def test_common_prefix() -> None:
+    choose = random.Random(1)
+    for _ in range(300):
+        a = [choose.randrange(2) for _ in range(choose.randint(0, 9))]
+        b = [choose.randrange(2) for _ in range(choose.randint(0, 9))]
+        n = 0
+        while n < min(len(a), len(b)) and a[n] == b[n]:
+            n += 1
+        assert common_prefix(a, b) == common_prefix(tuple(a), b) == common_prefix(a, tuple(b)) == n
+
+
+def test_rewinding_keeps_a_prefix_and_says_how_much(any_memory: Opened) -> None:
+    model = any_memory.model
+    model.extend(TEXT[:10], 0)
+    model.mark(3)
+    model.extend(TEXT[10:14], 1)
+    assert model.rewind(20) == 14
+    kept = model.rewind(12)
+    assert 10 <= kept <= 12
+    assert model.tokens == TEXT[:kept]
+    any_memory.check()
+    assert model.rewind(0) == 0
+    any_memory.check()
+    assert model.rewind(-3) == 0
+
+
+def test_reuse_keeps_what_is_shared(any_memory: Opened) -> None:
+    model = any_memory.model
+    model.extend(TEXT[:20], 0)
+    model.mark(0, pin=True)
+    model.extend(TEXT[20:25], 1)
+    assert model.reuse(TEXT[:60]) == 25
+    kept = model.reuse([*TEXT[:22], 3 if TEXT[22] != 3 else 4])
+    assert 20 <= kept <= 22
+    any_memory.check()
+    assert model.reuse([2, 2, 2]) == 0
+    any_memory.check()
+    assert model.reuse([]) == 0
+
+
+def test_plain_caches_keep_everything_that_is_shared(dense: Opened) -> None:
+    dense.model.extend(TEXT[:50], 0)
+    for n, kept in ((49, 49), (30, 30), (31, 30), (7, 7), (0, 0)):
+        assert dense.model.reuse(tuple(TEXT[:n])) == kept
+
+
+# --- failing ----------------------------------------------------------------------------------------------
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, code: int, *, after: int = 0, really: bool) -> None:
+    """llama_decode returns `code` once, after `after` good calls; `really`: having decoded all the same."""
+    decode, calls = backend.decode, 0
+
+    def wrong(ctx: Any, batch: backend.Batch) -> int:
+        nonlocal calls
+        calls += 1
+        if calls - 1 != after:
+            return decode(ctx, batch)
+        if really:
+            decode(ctx, batch)
+        return code
+
+    monkeypatch.setattr(backend, "decode", wrong)
+
+
+@pytest.mark.parametrize(
+    ("code", "really", "error"),
+    [
+        (1, False, BackendError),
+        (-1, False, BackendError),
+        (2, False, Cancelled),
+        (2, True, Cancelled),
+        (-3, True, BackendError),
+    ],
+)
+@pytest.mark.parametrize("after", [0, 1])
+def test_a_decode_that_fails_once(
+    any_memory: Opened, monkeypatch: pytest.MonkeyPatch, code: int, really: bool, error: type[Exception], after: int
+) -> None:
+    """A plain error; `tokens` says what is left, and what is left is right."""
+    model = any_memory.model
+    model.extend(TEXT[:20], 0)
+    model.mark(4)
+    with monkeypatch.context() as patch:
+        failing(patch, code, after=after, really=really)
+        with pytest.raises(error):
+            model.extend(TEXT[20 : 20 + 40 * after + 4], 1)
+    assert model.tokens == TEXT[: len(model.tokens)]
+    assert len(model.tokens) <= 20 + 32 * after
+    if model.way.name == "plain":
+        assert len(model.tokens) >= 20
+    model.extend(TEXT[len(model.tokens) : 70], 1)
+    any_memory.check()
+
+
+def test_what_no_slot_says(dense: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(monkeypatch, 1, really=False)
+    with pytest.raises(BackendError, match="no room for 3 tokens"):
+        dense.model.extend([3, 4, 5], 1)
+
+
+@pytest.mark.parametrize("really", [False, True])
+def test_an_interrupt_inside_a_decode(any_memory: Opened, monkeypatch: pytest.MonkeyPatch, really: bool) -> None:
+    """Ctrl-C may strike between any two instructions: the next use finds out what is held."""
+    model, decode = any_memory.model, backend.decode
+    model.extend(TEXT[:20], 0)
+    model.mark(4)
+
+    def interrupted(ctx: Any, batch: backend.Batch) -> int:
+        if really:
+            decode(ctx, batch)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "decode", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            model.extend(TEXT[20:24], 1)
+    assert model.reuse(TEXT[:19]) <= 19
+    assert model.tokens == TEXT[: len(model.tokens)]
+    any_memory.check()
+
+
+def test_a_cache_that_is_not_what_it_should_be_is_cleared(dense: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    dense.model.extend(TEXT[:9], 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "pos_max", lambda ctx: 3)
+        with pytest.raises(BackendError, match="ends at position 3, not 9"):
+            dense.model.extend([4], 1)
+    assert dense.model.tokens == []
+    dense.check()
+
+
+# --- stopping ---------------------------------------------------------------------------------------------
+
+
+def test_cancel_between_chunks(any_memory: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a device cannot abort, the flag is looked at between chunks; whole chunks are kept."""
+    model, decode = any_memory.model, backend.decode
+    monkeypatch.setattr(model.abort, "set", lambda: None)
+
+    def cancelling(ctx: Any, batch: backend.Batch) -> int:
+        model.cancel()
+        return decode(ctx, batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "decode", cancelling)
+        with pytest.raises(Cancelled):
+            model.extend(TEXT[:200], 1)
+    assert model.tokens == TEXT[:32]
+    model.resume()
+    model.extend(TEXT[32:100], 1)
+    any_memory.check()
+
+
+def test_cancel_in_the_middle_of_a_decode(any_memory: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """llama.cpp itself is stopped, in its second chunk; what is left of the state is not trusted."""
+    model, decode = any_memory.model, backend.decode
+    codes: list[int] = []
+
+    def cancelling(ctx: Any, batch: backend.Batch) -> int:
+        if codes:
+            model.cancel()
+        codes.append(decode(ctx, batch))
+        return codes[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "decode", cancelling)
+        with pytest.raises(Cancelled):
+            model.extend(TEXT[:200], 1)
+    assert codes == [0, 2]
+    assert model.tokens == TEXT[: len(model.tokens)]
+    assert len(model.tokens) <= 32
+    model.resume()
+    model.extend(TEXT[len(model.tokens) : 100], 1)
+    any_memory.check()
+
+
+def test_a_few_tokens_are_left_to_end(dense: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cancelled round is dropped by whoever runs it; its decode need not be torn."""
+    decode = backend.decode
+
+    def cancelling(ctx: Any, batch: backend.Batch) -> int:
+        dense.model.cancel()
+        return decode(ctx, batch)
+
+    monkeypatch.setattr(backend, "decode", cancelling)
+    assert dense.model.extend(TEXT[:6], 1).shape == (1, 8)
+    assert dense.model.tokens == TEXT[:6]
+
+
+# --- saving -----------------------------------------------------------------------------------------------
+
+
+def test_a_saved_cache_comes_back(any_memory: Opened) -> None:
+    """And is rewound as what it is: nothing of the former text's marks or windows is believed."""
+    model = any_memory.model
+    model.extend(TEXT[:100], 0)
+    saved = model.save()
+    for n in (100, 97, 40):
+        model.clear()
+        model.extend([3] * 150, 0)
+        model.mark(0, pin=True)
+        model.load(saved)
+        assert model.tokens == TEXT[:100]
+        kept = model.reuse(TEXT[:n])
+        assert model.tokens == TEXT[:kept]
+        assert kept <= n
+        any_memory.check()
+
+
+def test_a_saved_cache_of_something_else_is_told_apart(any_memory: Opened, tiny_chat: Pair) -> None:
+    model = any_memory.model
+    model.extend(TEXT[:100], 0)
+    saved = model.save()
+    assert model.fits(saved)
+    assert not model.fits({**saved, "tokens": TEXT[:301]})
+    assert not model.fits({})
+    other = Weights(str(tiny_chat.target), KEYWORDS)
+    stranger = Model(other, n_ctx=300)
+    assert not stranger.fits(saved)
+    stranger.close()
+    other.close()
+
+
+def test_a_damaged_state_is_refused_and_leaves_an_empty_cache(dense: Opened) -> None:
+    dense.model.extend(TEXT[:10], 0)
+    saved = dense.model.save()
+    with pytest.raises(BackendError, match="refused the saved state"):
+        dense.model.load({**saved, "data": saved["data"][:40]})
+    assert dense.model.tokens == []
+    dense.check()
+
+
+# --- files ------------------------------------------------------------------------------------------------
+
+
+def written(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "says"),
+    [
+        (lambda folder: folder / "missing.gguf", ModelNotFound, "no such file"),
+        (lambda folder: folder, ModelNotFound, "is a folder"),
+        (lambda folder: written(folder / "text.gguf", b"hello, world"), BackendError, "not a GGUF file"),
+        (lambda folder: written(folder / "empty.gguf", b""), BackendError, "not a GGUF file"),
+        (lambda folder: written(folder / "head.gguf", b"GGUF\3\0\0\0"), BackendError, "could not load"),
+    ],
+)
+def test_files_that_are_no_models(
+    make: Callable[[Path], Path], error: type[Exception], says: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The message names the file and the fault, and llama.cpp writes nothing of its own."""
+    path = make(tmp_path)
+    with pytest.raises(error, match=says) as caught:
+        Weights(str(path), KEYWORDS)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_truncated_model(tiny_pair: Pair, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    data = tiny_pair.target.read_bytes()
+    path = written(tmp_path / "cut.gguf", data[: len(data) * 2 // 3])
+    check_gguf(str(path))
+    with pytest.raises(BackendError, match=r"not within the file bounds|truncated|corrupted") as caught:
+        Weights(str(path), KEYWORDS)
+    assert str(path) in str(caught.value)
+    assert capfd.readouterr() == ("", "")
