@@ -222,9 +222,9 @@ def _candidates(machine: Machine, use: str) -> list[Preset]:
 
 
 def _reason(preset: Preset, plan: Plan) -> str:
-    print_ = plan.footprint
+    sizes = plan.footprint
     where = ", ".join(d.description or d.name for d in plan.machine.gpus) or _cores(plan.machine)
-    needed, free = print_.device or print_.host, print_.device_free or plan.machine.cpu.free_bytes
+    needed, free = sizes.device or sizes.host, sizes.device_free or plan.machine.cpu.free_bytes
     text = f"preset {preset.name}: {needed / GIB:.1f} of {free / GIB:.1f} GB free ({where})"
     if preset.n_ctx < presets.load(preset.name).n_ctx:
         text += f", with a context cut to {preset.n_ctx}"

@@ -47,7 +47,7 @@ def candidates(target: Path) -> list[Candidate]:
             if model.path.resolve() != target.resolve():
                 found.append(Candidate(model.name, model.bytes, True, _why_not(model, size, ours)))
     here = {c.bytes for c in found}
-    found += [c for c in of_presets(target) if c.is_here is False and c.bytes not in here]
+    found += [c for c in of_presets(target) if not c.is_here and c.bytes not in here]
     return sorted(found, key=lambda c: (bool(c.why_not), not c.is_here, c.bytes, c.name))
 
 
