@@ -1,0 +1,336 @@
+"""Who owns the engine: callers that wait, take over, stop and finish a generation, and states that come and go.
+
+Greedy over an F32 pair and strict, so that whatever the caches hold shows in the text.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from conftest import Pair
+from serve_support import WAIT_S, until
+
+from specgguf import Busy, Cancelled, ConfigError, ContextFull, SamplingParams, SpeculativeLlama, backend
+
+N_CTX = 2048
+Json = dict[str, Any]
+GREEDY: Json = {"temperature": 0.0, "ignore_eos": True}
+PROMPT = "a word list in python"
+
+
+@pytest.fixture(scope="module")
+def make(tiny_chat: Pair) -> Iterator[Callable[..., SpeculativeLlama]]:
+    """make(**keywords) -> an engine over the tiny pair, closed at the end."""
+    made: list[SpeculativeLlama] = []
+
+    def make(**keywords: Any) -> SpeculativeLlama:
+        keywords = {"n_ctx": N_CTX, "draft": 3, "strict": True, "n_threads": 1, **keywords}
+        made.append(SpeculativeLlama(str(tiny_chat.target), str(tiny_chat.draft), **keywords))
+        return made[-1]
+
+    yield make
+    for llm in made:
+        llm.close()
+
+
+@pytest.fixture(scope="module")
+def reference(make: Callable[..., SpeculativeLlama]) -> SpeculativeLlama:
+    """Plain decoding, for what the text should be."""
+    return make(draft="off")
+
+
+@pytest.fixture
+def llm(make: Callable[..., SpeculativeLlama]) -> SpeculativeLlama:
+    return make()
+
+
+def text(llm: SpeculativeLlama, prompt: str = PROMPT, **keywords: Any) -> str:
+    reply = llm.create_completion(prompt, **{**GREEDY, "max_tokens": 30, **keywords})
+    assert isinstance(reply, dict)
+    return str(reply["choices"][0]["text"])
+
+
+def is_sound(llm: SpeculativeLlama, reference: SpeculativeLlama, prompt: str = PROMPT) -> int:
+    """Both caches hold what they say: what follows equals plain decoding from scratch, and as many drafted tokens
+    are accepted as by an engine that holds nothing."""
+    reference.reset()
+    assert text(llm, prompt) == text(reference, prompt)
+    n_cached, n_accepted = llm.last.n_cached, llm.last.draft_n_accepted
+    llm.reset()
+    text(llm, prompt)
+    assert llm.last.draft_n_accepted == n_accepted
+    return n_cached
+
+
+class Background:
+    """A call in a thread of its own; `result` waits for it, and raises what it raised."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self._call = call
+        self._outcome: list[Any] = []
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._outcome.append(self._call())
+        except BaseException as error:
+            self._error = error
+
+    def result(self) -> Any:
+        self._thread.join(WAIT_S)
+        assert not self._thread.is_alive(), "the call never came back"
+        if self._error is not None:
+            raise self._error
+        return self._outcome[0]
+
+
+# --- two callers ------------------------------------------------------------------------------------------------
+
+
+def test_a_second_caller_waits(llm: SpeculativeLlama, reference: SpeculativeLlama) -> None:
+    """Eight threads at once: each gets what it would have got alone."""
+    prompts = [f"{PROMPT} {i}" for i in range(8)]
+    calls = [Background(lambda prompt=prompt: text(llm, prompt)) for prompt in prompts]  # type: ignore[misc]
+    said = [call.result() for call in calls]
+    reference.reset()
+    assert said == [text(reference, prompt) for prompt in prompts]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("timeout", [0, 0.01])
+def test_a_caller_that_does_not_wait_is_told(
+    llm: SpeculativeLlama, reference: SpeculativeLlama, timeout: float, stream: bool
+) -> None:
+    before = llm.stats.n_rounds
+    long = Background(lambda: text(llm, max_tokens=None))
+    until(lambda: llm.stats.n_rounds > before, "the first one runs")
+    with pytest.raises(Busy, match="another thread"):
+        list(llm.create_completion(PROMPT, timeout=timeout, stream=stream))
+    with pytest.raises(Busy):
+        llm.create_chat_completion([{"role": "user", "content": "n"}], timeout=timeout)
+    llm.finish()
+    assert len(long.result()) > 0
+    is_sound(llm, reference)
+
+
+def test_another_draft_length_waits_too(llm: SpeculativeLlama, reference: SpeculativeLlama) -> None:
+    """A new controller measures costs with the models: not beside a running generation."""
+    before = llm.stats.n_rounds
+    long = Background(lambda: text(llm, max_tokens=600))
+    until(lambda: llm.stats.n_rounds > before, "the first one runs")
+    other = Background(lambda: text(llm, f"{PROMPT} 2", draft="auto", draft_max=7))
+    reference.reset()
+    assert long.result() == text(reference, max_tokens=600)
+    assert other.result() == text(reference, f"{PROMPT} 2")
+    is_sound(llm, reference)
+
+
+def test_a_newer_generation_takes_over(llm: SpeculativeLlama, reference: SpeculativeLlama) -> None:
+    older: Any = llm.create_completion(PROMPT, stream=True, max_tokens=200, **GREEDY)
+    begun = [next(older) for _ in range(5)]
+    assert all(begun)
+    newer = text(llm, "other words")
+    reference.reset()
+    assert newer == text(reference, "other words")
+    with pytest.raises(Busy, match="took this engine over"):
+        list(older)
+    is_sound(llm, reference)
+
+
+def test_a_suspended_stream_is_taken_over_by_its_twin(llm: SpeculativeLlama) -> None:
+    """Two streams in turn: the one that began last goes on, the other ends at once."""
+    rounds = [llm.generate(llm.tokenize(PROMPT.encode()), SamplingParams(**GREEDY, max_tokens=50)) for _ in range(2)]
+    next(rounds[0])
+    next(rounds[1])
+    with pytest.raises(Busy):
+        next(rounds[0])
+    assert sum(len(r.tokens) for r in rounds[1]) > 40
+    assert list(rounds[0]) == []
+
+
+def test_a_stream_that_is_closed_early_leaves_its_caches(llm: SpeculativeLlama, reference: SpeculativeLlama) -> None:
+    for n in (1, 3, 8):
+        stream: Any = llm.create_completion(PROMPT, stream=True, max_tokens=200, **GREEDY)
+        assert len(list(itertools.islice(stream, n))) == n
+        stream.close()
+        is_sound(llm, reference)
+
+
+# --- stopping ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_cancel_in_decode(llm: SpeculativeLlama, reference: SpeculativeLlama, stream: bool) -> None:
+    """From another thread; what was said stands, and the next call builds on it."""
+    before = llm.stats.n_rounds
+    said: list[str] = []
+
+    def consume() -> None:
+        result = llm.create_completion(PROMPT, stream=stream, max_tokens=None, **GREEDY)
+        for chunk in result:
+            assert isinstance(chunk, dict)
+            said.append(chunk["choices"][0]["text"])
+
+    running = Background(consume)
+    until(lambda: llm.stats.n_rounds > before + 2, "it runs")
+    llm.cancel()
+    with pytest.raises(Cancelled):
+        running.result()
+    assert llm.last.n_generated < N_CTX - 100
+    if stream:
+        reference.reset()
+        assert text(reference, max_tokens=None).startswith("".join(said))
+        assert said
+    is_sound(llm, reference)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 4, 5, 6, 8])
+def test_cancel_in_prefill(
+    make: Callable[..., SpeculativeLlama],
+    reference: SpeculativeLlama,
+    monkeypatch: pytest.MonkeyPatch,
+    chunk: int,
+) -> None:
+    """From another thread, while llama.cpp reads the `chunk`-th part of the prompt (the draft model reads first, in
+    three parts, and drafts in two more calls)."""
+    llm, n_draft = make(n_batch=128), 5
+    real, n_calls = backend.decode, itertools.count(1)
+
+    def decode(*arguments: Any) -> int:
+        if next(n_calls) == chunk:
+            Background(llm.cancel).result()
+        return real(*arguments)
+
+    long = PROMPT + " word" * 250
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "decode", decode)
+        with pytest.raises(Cancelled):
+            text(llm, long)
+    assert llm.last.n_generated == 0
+    assert next(n_calls) == max(chunk, n_draft if chunk > 3 else chunk) + 1, "no part was read after it"
+    n_read = 0 if chunk <= n_draft else 128 * (chunk - 1 - n_draft)
+    assert is_sound(llm, reference, long) == n_read, "what had been read was kept"
+
+
+def test_cancel_without_a_generation_does_nothing(llm: SpeculativeLlama, reference: SpeculativeLlama) -> None:
+    llm.cancel()
+    llm.finish()
+    is_sound(llm, reference)
+
+
+def test_finish_keeps_the_text(llm: SpeculativeLlama, reference: SpeculativeLlama) -> None:
+    before = llm.stats.n_rounds
+    running = Background(lambda: llm.create_completion(PROMPT, max_tokens=None, **GREEDY))
+    until(lambda: llm.stats.n_rounds > before + 2, "it runs")
+    llm.finish()
+    reply = running.result()
+    assert reply["choices"][0]["finish_reason"] == "length"
+    assert 0 < reply["usage"]["completion_tokens"] < N_CTX - 100
+    reference.reset()
+    assert text(reference, max_tokens=None).startswith(reply["choices"][0]["text"])
+    is_sound(llm, reference)
+
+
+def test_finish_in_a_stream(llm: SpeculativeLlama) -> None:
+    stream: Any = llm.create_completion(PROMPT, stream=True, max_tokens=None, **GREEDY)
+    chunks = [next(stream)]
+    llm.finish()
+    chunks += list(stream)
+    assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+    assert len(chunks) <= 2 + 3, "the round it was in, and the last chunk"
+
+
+# --- states -----------------------------------------------------------------------------------------------------
+
+
+def test_states_come_and_go(make: Callable[..., SpeculativeLlama], reference: SpeculativeLlama) -> None:
+    """Saved after one text, loaded after another: here and in another engine over the same files."""
+    first, second = make(), make()
+    text(first)
+    state = first.save_state()
+    wanted = text(reference, PROMPT, max_tokens=60)
+    text(first, "something else " * 10)
+    for llm in (first, second):
+        llm.load_state(state)
+        assert text(llm, PROMPT, max_tokens=60) == wanted
+        assert llm.last.n_cached >= len(llm.tokenize(PROMPT.encode())) - 1
+        assert llm.last.draft_n_accepted > 0
+
+
+def test_a_state_of_other_models_is_refused(
+    make: Callable[..., SpeculativeLlama], tiny_pair: Pair, tiny_chat: Pair, reference: SpeculativeLlama
+) -> None:
+    llm = make()
+    text(llm)
+    held = llm.save_state()
+    with (
+        SpeculativeLlama(str(tiny_pair.target), str(tiny_pair.draft), n_ctx=64) as other,
+        SpeculativeLlama(str(tiny_chat.target), n_ctx=N_CTX) as alone,
+    ):
+        for state in (other.save_state(), alone.save_state(), {}, {"target": held["draft"], "draft": held["target"]}):
+            with pytest.raises(ConfigError, match="other models"):
+                llm.load_state(state)
+    is_sound(llm, reference)
+
+
+def test_a_broken_state_leaves_empty_caches(llm: SpeculativeLlama, reference: SpeculativeLlama) -> None:
+    from specgguf import BackendError
+
+    text(llm)
+    state = llm.save_state()
+    state["target"] = {**state["target"], "data": state["target"]["data"][:50]}
+    with pytest.raises(BackendError):
+        llm.load_state(state)
+    is_sound(llm, reference)
+
+
+# --- lengths and memory -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def small(make: Callable[..., SpeculativeLlama]) -> tuple[SpeculativeLlama, SpeculativeLlama]:
+    """A drafting and a plain engine of 300 tokens that read 64 at a time."""
+    drafting, plain = (make(n_ctx=300, n_batch=64, draft=draft) for draft in (3, "off"))
+    assert drafting.n_ctx() == 300
+    return drafting, plain
+
+
+@pytest.mark.parametrize("n", [1, 2, 63, 64, 65, 127, 128, 129, 298, 299])
+def test_prompts_of_every_length_are_answered(small: tuple[SpeculativeLlama, SpeculativeLlama], n: int) -> None:
+    """Around n_batch and up to n_ctx - 1; whatever the caches held before."""
+    ids = [1, *small[0].tokenize((PROMPT * 25).encode(), add_bos=False)][:n]
+    max_tokens = min(40, 300 - n)
+    replies: list[Any] = [llm.create_completion(ids, **GREEDY, max_tokens=None if n > 290 else 40) for llm in small]
+    assert replies[0]["choices"] == replies[1]["choices"]
+    assert [reply["usage"]["completion_tokens"] for reply in replies] == [max_tokens] * 2
+    assert replies[0]["choices"][0]["finish_reason"] == "length"
+
+
+def test_a_prompt_that_fills_the_context_is_explained(small: tuple[SpeculativeLlama, SpeculativeLlama]) -> None:
+    for n in (300, 301, 5000):
+        with pytest.raises(ContextFull, match=f"the prompt has {n} tokens and the context holds 300"):
+            small[0].create_completion([5] * n)
+    with pytest.raises(ConfigError, match="empty"):
+        small[0].create_completion([])
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="reads memory from /proc")
+def test_memory_is_flat(make: Callable[..., SpeculativeLlama]) -> None:
+    """Twenty turns of two hundred rounds."""
+    llm = make(strict=False, draft=2)
+    ids = llm.tokenize(PROMPT.encode())
+    sizes = []
+    for turn in range(20):
+        params = SamplingParams(temperature=1.0, seed=turn, ignore_eos=True, max_tokens=1500)
+        n_rounds = sum(1 for _ in itertools.islice(llm.generate(ids, params), 200))
+        assert n_rounds == 200
+        with open("/proc/self/statm") as file:
+            sizes.append(int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE") / 2**20)
+    assert sizes[-1] - sizes[4] < 2.0, [round(size, 1) for size in sizes]
