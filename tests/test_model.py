@@ -6,7 +6,7 @@ The yardstick is a second context over the same file that reads the text from th
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,63 +15,23 @@ import numpy as np
 import pytest
 import tiny
 from conftest import Pair
+from contexts import KEYWORDS, MEMORIES, NOISE, TEXT, Opened, opened_as
 
 from specgguf import backend
 from specgguf.errors import BackendError, Cancelled, ContextFull, ModelNotFound
 from specgguf.model import Model, Weights, check_gguf, common_prefix
 
-TEXT = [random.Random(7).randrange(3, 8) for _ in range(400)]
-KEYWORDS = {"n_threads": 1, "n_threads_batch": 1, "type_k": 0, "type_v": 0}
-NOISE = 1e-5  # of rows between batch widths, with F32 weights and caches
-
-MEMORIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "plain": ("tiny_pair", {}, {}),
-    "native": ("tiny_hybrid", {}, {"n_rs_seq": 4}),
-    "checkpoint": ("tiny_hybrid", {}, {}),
-    "recurrent": ("tiny_recurrent", {}, {}),
-    "sliding": ("tiny_sliding", {}, {}),
-    "sliding-small": ("tiny_sliding", {"swa_full": False}, {}),
-}
-
-
-class Opened:
-    """A file, a context to test, and one to compare with."""
-
-    def __init__(self, path: Path, keywords: dict[str, Any], **context: Any) -> None:
-        self.weights = Weights(str(path), {**KEYWORDS, **keywords})
-        self.context = {"n_ctx": 300, "n_batch": 32, "flash_attn": False, **context}
-        self.model = Model(self.weights, **self.context)
-        self.fresh = Model(self.weights, n_ctx=300, n_batch=32, flash_attn=False)
-
-    def row(self, tokens: Sequence[int]) -> np.ndarray:
-        """The logits after `tokens`, read from the start."""
-        self.fresh.clear()
-        row: np.ndarray = self.fresh.extend(list(tokens), 1)[0].copy()
-        return row
-
-    def check(self) -> None:
-        """One more token gives what it would after reading the held text from the start."""
-        held = list(self.model.tokens)
-        got = self.model.extend([5], 1)[0].copy()
-        assert np.abs(got - self.row([*held, 5])).max() < NOISE
-        assert list(self.model.tokens) == [*held, 5]
-
-    def close(self) -> None:
-        for part in (self.model, self.fresh, self.weights):
-            part.close()
-
 
 @pytest.fixture(scope="module", params=MEMORIES)
 def any_memory(request: pytest.FixtureRequest) -> Iterator[Opened]:
-    fixture, keywords, context = MEMORIES[request.param]
-    opened = Opened(request.getfixturevalue(fixture).target, keywords, **context)
+    opened = opened_as(request.param, request)
     yield opened
     opened.close()
 
 
 @pytest.fixture(scope="module")
 def dense(tiny_pair: Pair) -> Iterator[Opened]:
-    opened = Opened(tiny_pair.target, {})
+    opened = Opened(tiny_pair.target)
     yield opened
     opened.close()
 
