@@ -26,7 +26,7 @@ from starlette.routing import Route
 from starlette.types import Scope
 
 from . import serve_http, serve_metrics, serve_requests
-from .errors import Cancelled, SpecggufError
+from .errors import SpecggufError
 from .serve_http import EventStream, Guard, Late
 from .serve_queue import FINISH_S, Closing, Job, Worker
 from .serve_requests import BadRequest, Call
@@ -189,7 +189,7 @@ class Service:
             return self._failed(error)
 
     def _failed(self, error: BaseException) -> Response:
-        if serve_http.status_of(error) >= 500 and not isinstance(error, Cancelled):
+        if serve_http.status_of(error) == 500:
             logger.error("a request failed", exc_info=error)
         return serve_http.error_response(error)
 
