@@ -42,9 +42,7 @@ def draft(room: Room, words: str) -> None:
         "off": "drafting is off: every token is the target's own",
     }
     n = engine.draft
-    room.notes.tell(
-        how.get(str(n), f"drafting {stats_view.plural(int(n), 'token') if n != 'auto' else ''} a round, always")
-    )
+    room.notes.tell(how[n] if isinstance(n, str) else f"drafting {stats_view.plural(n, 'token')} a round, always")
 
 
 def highlight(room: Room, words: str) -> None:

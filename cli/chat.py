@@ -100,10 +100,10 @@ def chat(
             debug = bool(click.get_current_context().find_root().obj)
             room = Room(talk, display, notes, settings, keeper, debug=debug)
             if session is not None:
-                room.take(session)
+                talk.resume(session.messages, session.pending)
             if system and (session is None or settings.given_here("system")):
                 talk.set_system(system)
-            return loop.run(room) if text is None else oneshot.run(room, text)
+            return loop.run(room, session) if text is None else oneshot.run(room, text)
 
 
 def _session(continue_: bool, resume: str | None, settings: Settings, keeper: Keeper) -> Session | None:

@@ -40,7 +40,8 @@ class Display:
         replay(answer.spans, self.sink())
 
     def legend(self) -> str:
-        """What the highlighting means, highlighted itself."""
+        """What the highlighting means, highlighted itself. To be shown: it counts as that."""
+        self._legend_shown = True
         if not self.ink.styles:
             return "highlighting needs a terminal with colours or underlining (or --color always)"
         mark = self.ink.drafted("written by the draft model, accepted by the target")
@@ -49,7 +50,6 @@ class Display:
     def legend_once(self) -> None:
         """The legend, before the first highlighted answer."""
         if self.settings["highlight"] and not (self._legend_shown or self.as_json or self.notes.quiet):
-            self._legend_shown = True
             self.notes.tell(self.legend())
             if self.settings["markdown"]:
                 self.notes.say("the text is shown as it is: highlighting and --markdown exclude each other")

@@ -48,8 +48,12 @@ class Room:
         return terminal.one_line(text, max(terminal.width(self.notes.stream) - 50, 30))
 
     def take(self, session: Session) -> None:
-        """Go on with `session`."""
+        """Go on with `session`, and say where it stood."""
         self.talk.resume(session.messages, session.pending)
+        self.tell(session)
+
+    def tell(self, session: Session) -> None:
+        """Say where a conversation stands that goes on."""
         n = self.talk.n_turns
         self.notes.say(f"'{session.name}', {n} {'turn' if n == 1 else 'turns'}: {self.short(session.title)}")
         asked, said = self.talk.last_exchange
@@ -81,15 +85,17 @@ class Room:
             self.notes.say("stopped before the first word; the question is taken back (/retry asks it again)")
 
 
-def run(room: Room) -> int:
-    """Hold the conversation; returns the exit code."""
+def run(room: Room, session: Session | None = None) -> int:
+    """Hold the conversation, which may go on from `session`; returns the exit code."""
     with _orderly_end():
-        return _converse(room)
+        return _converse(room, session)
 
 
-def _converse(room: Room) -> int:
+def _converse(room: Room, session: Session | None) -> int:
     history = data_dir() / "history" if room.settings["history"] else None
     banner(room, first_run=history is None or not history.exists())
+    if session is not None:
+        room.tell(session)
     keyboard = prompt.keyboard(
         room.notes,
         history=history,

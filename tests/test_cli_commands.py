@@ -124,7 +124,8 @@ def test_draft(converse: Run) -> None:
     ran = converse("/draft", "/draft 4", "/draft off", "one", "/draft auto", "/draft lots", fake=fake)
     assert "drafting is automatic" in ran.err
     assert "drafting 4 tokens a round, always" in ran.err
-    assert "drafting is off" in ran.err
+    assert "drafting is off: every token is the target's own" in ran.err
+    assert "unexpected" not in ran.err
     assert "draft rests: drafting is off" in ran.err
     assert "draft must be auto, off, or a number" in ran.err
     assert fake.draft == "auto"
