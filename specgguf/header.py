@@ -7,6 +7,8 @@ GGUF versions 2 and 3 and nothing of what the keys mean, of networks, or of llam
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
 import struct
 from collections.abc import Sequence
@@ -33,6 +35,7 @@ _BLOCKS = {
     22: (256, 82), 23: (256, 136), 24: (1, 1), 25: (1, 2), 26: (1, 4), 27: (1, 8), 28: (1, 8),
     29: (256, 56), 30: (1, 2), 34: (256, 54), 35: (256, 66), 39: (32, 17), 40: (64, 36), 41: (128, 18),
 }  # fmt: skip
+N_SAMPLES, SAMPLE_BYTES = 16, 4096  # of a fingerprint
 
 
 class GgufError(SpecggufError):
@@ -186,3 +189,14 @@ def shards(name: str) -> list[str]:
         return [name]
     stem, _, count = match.groups()
     return [f"{stem}-{i:05}-of-{count}.gguf" for i in range(1, int(count) + 1)]
+
+
+def fingerprint(path: str | os.PathLike[str]) -> str:
+    """A file's size and a hash of samples from all over it: tells two models of one shape apart."""
+    size = os.path.getsize(path)
+    digest = hashlib.sha256(str(size).encode())
+    with open(path, "rb") as file:
+        for i in range(N_SAMPLES):
+            file.seek(i * max(size - SAMPLE_BYTES, 0) // (N_SAMPLES - 1))
+            digest.update(file.read(SAMPLE_BYTES))
+    return digest.hexdigest()

@@ -8,7 +8,6 @@ are then bit-identical.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from time import perf_counter
@@ -16,11 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from . import backend, rewind
+from . import backend, header, rewind
 from .errors import BackendError, Cancelled, ContextFull, ModelNotFound
 
 GGUF_MAGIC = b"GGUF"
-N_SAMPLES, SAMPLE_BYTES = 16, 4096  # of a file's fingerprint
 _STOPPED = "stopped while reading the prompt"
 
 
@@ -302,7 +300,7 @@ class Model:
     def _identity(self) -> dict[str, Any]:
         """What two files must share for a cache of one to mean the same in the other."""
         description = {k: v for k, v in self.weights.metadata.items() if not k.startswith("tokenizer.")}
-        return {"metadata": description, "n_vocab": self.n_vocab, "file": _fingerprint(self.weights.path)}
+        return {"metadata": description, "n_vocab": self.n_vocab, "file": header.fingerprint(self.weights.path)}
 
     def close(self) -> None:
         """Free the context; the weights stay loaded."""
@@ -324,17 +322,6 @@ class Model:
         if last != wanted:
             self.clear()
             raise BackendError(f"the cache ends at position {last}, not {wanted}: cleared")
-
-
-def _fingerprint(path: str) -> str:
-    """A file's size and a hash of samples from all over it: tells two models of one shape apart."""
-    size = os.path.getsize(path)
-    digest = hashlib.sha256(str(size).encode())
-    with open(path, "rb") as file:
-        for i in range(N_SAMPLES):
-            file.seek(i * max(size - SAMPLE_BYTES, 0) // (N_SAMPLES - 1))
-            digest.update(file.read(SAMPLE_BYTES))
-    return digest.hexdigest()
 
 
 _NO_ROWS = np.empty((0, 0), dtype=np.float32)
