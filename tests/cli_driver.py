@@ -5,6 +5,7 @@ Only tests use it; nothing of the shipped program knows about it.
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from collections.abc import Callable
 
@@ -13,6 +14,8 @@ from specgguf.cli import engine, main
 from specgguf.cli.notes import Notes
 from specgguf.cli.settings import Settings
 
+from specgguf.errors import Cancelled
+
 STORY = pieces("Once upon a time there was a fox .", drafted="upon a time")
 
 SCENES: dict[str, Callable[[], FakeEngine]] = {
@@ -20,11 +23,28 @@ SCENES: dict[str, Callable[[], FakeEngine]] = {
     "slow": lambda: FakeEngine([[*STORY[:4], HANG, *STORY[4:]], pieces("Second answer.")]),
     "gate": lambda: FakeEngine([[*STORY[:4], GATE, *STORY[4:]], pieces("Second answer.")]),
     "prefill": lambda: FakeEngine([STORY, pieces("Second answer.")], hang_in_prefill=0),
+    "native": lambda: Native([STORY, pieces("Second answer.")], hang_in_prefill=0),
     "deaf": lambda: Deaf([[*STORY[:4], HANG], pieces("Second answer.")]),
     "wild": lambda: FakeEngine([[("[/INST] \x1b[31mred\x07 \x00nul \x9b1mcsi", False), (" " + "x" * 10_000, True)]]),
     "broken": lambda: FakeEngine([[("Half", False), FAIL], pieces("Second answer.")]),
     "many": lambda: FakeEngine([pieces(f"Answer number {n}.") for n in range(1, 100)]),
 }  # fmt: skip
+
+
+class Native(FakeEngine):
+    """Hangs inside a C call that no signal interrupts, as in llama_decode; only cancel() gets it out."""
+
+    libc = ctypes.CDLL(None)
+    mutex = ctypes.create_string_buffer(128)
+
+    def _hang(self) -> None:
+        self.libc.pthread_mutex_lock(self.mutex)
+        self.libc.pthread_mutex_lock(self.mutex)
+        raise Cancelled("cancelled")
+
+    def cancel(self) -> None:
+        super().cancel()
+        self.libc.pthread_mutex_unlock(self.mutex)
 
 
 class Deaf(FakeEngine):

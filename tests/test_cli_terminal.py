@@ -152,6 +152,19 @@ def test_ctrl_c_in_prefill_takes_the_question_back(start: Start, tmp_path: Path)
     assert len(saved(tmp_path)) == 2
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the scene uses a mutex of glibc's")
+def test_ctrl_c_reaches_an_engine_that_is_inside_a_native_call(start: Start) -> None:
+    screen = start("native", "chat")
+    screen.prompt()
+    screen.ask("word " * 300)
+    screen.see("reading 302 tokens")
+    screen.type(CTRL_C)
+    screen.see("stopped before the first word")
+    screen.prompt()
+    screen.ask("again")
+    screen.see("Second answer.")
+
+
 def test_second_ctrl_c_leaves_with_130(start: Start, tmp_path: Path) -> None:
     screen = start("deaf", "chat")
     screen.prompt()
