@@ -8,6 +8,7 @@ against the noise that the same test measures.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,11 @@ from specgguf.rounds import Draft, Round
 from specgguf.sampling import Rng, Transform
 
 pytestmark = pytest.mark.real
+
+# On a machine that others load, one thread is faster than two that wait for each other.
+THREADS: dict[str, Any] = {}
+if n_threads := os.environ.get("SPECGGUF_TEST_THREADS"):
+    THREADS = {"n_threads": int(n_threads), "n_threads_batch": int(n_threads)}
 
 QUESTIONS = [
     "Write a Python function that reverses a linked list.",
@@ -48,7 +54,7 @@ def pair() -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def strict(pair: tuple[Path, Path]) -> Iterator[SpeculativeLlama]:
-    with SpeculativeLlama(str(pair[0]), str(pair[1]), n_ctx=512, strict=True, draft="off") as llm:
+    with SpeculativeLlama(str(pair[0]), str(pair[1]), n_ctx=512, strict=True, draft="off", **THREADS) as llm:
         yield llm
 
 
@@ -91,7 +97,7 @@ def test_a_row_off_is_seen(strict: SpeculativeLlama, plain: list[list[int]]) -> 
 
         def extend(self, tokens: Sequence[int], n_rows: int) -> np.ndarray:
             rows = target.extend(tokens, n_rows)
-            return rows[[0, *range(n_rows - 1)]]
+            return rows[[0, *range(n_rows - 1)]] if n_rows else rows
 
     prompt = prompt_of(strict, QUESTIONS[0])
     transform = Transform(GREEDY, n_vocab=min(target.n_vocab, draft.n_vocab))
@@ -119,7 +125,7 @@ def self_draft(
     path: Path, lengths: Sequence[int], n_drafted: int, drafter: type[ModelDrafter] = ModelDrafter
 ) -> tuple[int, int]:
     """(drafted, accepted) of a file that drafts for itself at temperature 1, its weights shared."""
-    weights = Weights(str(path))
+    weights = Weights(str(path), THREADS)
     target, draft = (Model(weights, n_ctx=1024, pad_to=2) for _ in range(2))
     prompt = weights.llama.tokenize(b"def reverse(head):\n    previous = None\n", add_bos=False)
     drafted = accepted = 0
@@ -184,7 +190,7 @@ def test_the_demo_pair_differs_from_plain_only_at_a_near_tie() -> None:
     """Q4_K_M, not strict: where the two texts part, plain's two best logits were closer than the noise between
     batch widths on this text."""
     k = 4
-    with SpeculativeLlama(*map(str, models.demo_pair()), n_ctx=512, draft="off") as llm:
+    with SpeculativeLlama(*map(str, models.demo_pair()), n_ctx=512, draft="off", **THREADS) as llm:
         prompt = prompt_of(llm, QUESTIONS[0])
         answer = text(llm.generate(prompt, GREEDY))
         drafted = text(llm.generate(prompt, GREEDY, draft=k))
@@ -197,3 +203,25 @@ def test_the_demo_pair_differs_from_plain_only_at_a_near_tie() -> None:
         one, wide = (gaps(target, prompt, answer, width) for width in (1, k + 1))
         noise = float(np.abs(one - wide).max())
         assert one[differ[0]] <= noise, f"a gap of {one[differ[0]]:.3f} where the noise is {noise:.3f}"
+
+
+def test_a_sliding_window_over_three_turns() -> None:
+    """Gemma 3 270M (window 512) as its own draft, the prompt longer than the window: S equals P in every turn.
+
+    Without flash attention, whose rows differ between a prompt's wide passes and the last token read again.
+    """
+    path = str(requantize.q4_0(models.gemma()))
+    turns = ["The lighthouse stood on a rock, and nobody had seen its keeper. " * 45, "Who kept it?", "And then?"]
+    keywords: dict[str, Any] = {"n_ctx": 1024, "strict": True, "flash_attn": False, "draft_flash_attn": False}
+    params = SamplingParams(temperature=0.0, max_tokens=30)
+    with SpeculativeLlama(path, path, draft=4, **keywords, **THREADS) as llm:
+        prompt: list[int] = []
+        for turn in turns:
+            asked = f"<start_of_turn>user\n{turn}<end_of_turn>\n<start_of_turn>model\n"
+            prompt += llm.tokenize(asked.encode(), add_bos=not prompt, special=True)
+            assert len(prompt) > 512
+            drafted = text(llm.generate(prompt, params))
+            assert llm.last.draft_n > 0
+            assert llm.last.draft_n_accepted == llm.last.draft_n
+            assert drafted == text(llm.generate(prompt, params, draft="off"))
+            prompt += drafted
