@@ -75,11 +75,11 @@ class Room:
     def ask(self, question: str) -> None:
         """Send a question with what is attached, and show the answer."""
         text = "\n\n".join([question, *self.attached])
+        self.attached.clear()  # from here on they are part of the question
         self.display.legend_once()
         self.describe()
         with terminal.quiet_keyboard():
             answer = self.talk.send(text, self.display.sink())
-        self.attached.clear()
         self.display.after(answer, self.talk.loaded.engine)
         if answer.interrupted and not answer.spans:
             self.notes.say("stopped before the first word; the question is taken back (/retry asks it again)")

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 from fake_engine import FAIL, GATE, HANG, FakeEngine, loaded, pieces
 from specgguf.cli import engine, main
 from specgguf.cli.notes import Notes
+from specgguf.cli.pairing import Pair
 from specgguf.cli.settings import Settings
 
 from specgguf.errors import Cancelled
@@ -56,7 +59,16 @@ class Deaf(FakeEngine):
 
 
 def run() -> None:
-    scene = SCENES[sys.argv[1]]()
+    if sys.argv[1] == "loading":  # the real way to an engine, but one that never loads
+        engine.pick = lambda *_, **__: Pair(Path("target.gguf"), None, "target.gguf", "")  # type: ignore[attr-defined]
+        engine._load = lambda *_: time.sleep(600)  # type: ignore[assignment]
+    elif sys.argv[1] != "real":
+        play(SCENES[sys.argv[1]]())
+    main.main(sys.argv[2:])
+
+
+def play(scene: FakeEngine) -> None:
+    """Put `scene` where the program opens its engine."""
 
     def open_engine(settings: Settings, notes: Notes, *, yes: bool = False) -> engine.Loaded:
         settings.sampling()
@@ -64,7 +76,6 @@ def run() -> None:
         return loaded(scene)
 
     engine.open_engine = open_engine
-    main.main(sys.argv[2:])
 
 
 if __name__ == "__main__":

@@ -188,6 +188,14 @@ def test_file(converse: Run, home: Path) -> None:
         assert said in ran.err
 
 
+def test_a_file_goes_along_once_even_when_its_question_is_asked_again(converse: Run, home: Path) -> None:
+    (home / "notes.txt").write_text("alpha")
+    fake = FakeEngine([BackendError("no slot"), pieces("Now.")])
+    converse(f"/file {home}/notes.txt", "Explain.", "/retry", fake=fake)
+    assert asked(fake)[0] == asked(fake)[1]
+    assert asked(fake)[1][0].count("alpha") == 1
+
+
 def test_context(converse: Run) -> None:
     ran = converse("one", "/context", fake=numbered(), flags=["-s", "Be brief."])
     assert "of 1,000 tokens" in ran.err

@@ -97,6 +97,15 @@ def test_highlight(run: Run) -> None:
     assert "needs a terminal" in plain.err
 
 
+def test_markdown_is_for_terminals_and_yields_to_highlighting(run: Run) -> None:
+    fake = FakeEngine([pieces("# Title\n\nsome *words* here", drafted="here")])
+    assert "\x1b[1mTitle" in run("chat", "--markdown", "--color", "always", "x", fake=fake).out
+    assert run("chat", "--markdown", "x", fake=fake).out == "# Title\n\nsome *words* here\n"
+    both = run("chat", "--markdown", "--highlight", "--color", "always", "x", fake=fake)
+    assert "some *words*\x1b[32m here" in both.out
+    assert "exclude each other" in both.err
+
+
 def test_reasoning_goes_to_stderr(run: Run) -> None:
     fake = FakeEngine([[("<thi", False), ("nk>Let me", True), (" see</", True), ("think>\n\nYes.", False)]])
     shown = run("chat", "x", fake=fake)

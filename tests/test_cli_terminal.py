@@ -111,6 +111,23 @@ def test_a_conversation(start: Start, tmp_path: Path) -> None:
     assert second.end() == 0
 
 
+def test_loading_tells_the_seconds_and_ctrl_c_ends_it(start: Start) -> None:
+    screen = start("loading", "chat")
+    screen.see("loading target.gguf … 0.")
+    screen.see("loading target.gguf … ")
+    screen.type(CTRL_C)
+    assert screen.end() == 130
+
+
+def test_a_large_download_is_announced_and_asked_for(start: Start) -> None:
+    screen = start("real", "chat", "-p", "demo")
+    screen.see("1.6 GB to download")
+    screen.see("[Y/n]")
+    screen.type("n\r")
+    screen.see("nothing was downloaded")
+    assert screen.end() == 1
+
+
 def test_it_streams(start: Start) -> None:
     screen = start("slow", "chat")
     screen.prompt()
