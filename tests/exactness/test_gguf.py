@@ -21,7 +21,7 @@ from conftest import Pair
 from enumeration import output_law, total_variation
 from fakes import FakeCutter, Script
 
-from specgguf import rewind
+from specgguf import backend, rewind
 from specgguf.config import SamplingParams
 from specgguf.drafter import ModelDrafter
 from specgguf.generate import generate
@@ -44,6 +44,7 @@ class Loaded:
 
     path: Path
     n_rs_seq: int = 0
+    n_ctx: int = 256
     keywords: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -56,7 +57,7 @@ class Loaded:
     def context(self, n_rs_seq: int) -> Model:
         """Prompts go in chunks of 32: llama.cpp's flash attention has another kernel from 64 rows on, whose
         rows differ in the third digit (with flash_attn=False rows of every width are identical)."""
-        return Model(self.weights, n_ctx=256, n_batch=32, n_rs_seq=n_rs_seq, pad_to=2)
+        return Model(self.weights, n_ctx=self.n_ctx, n_batch=32, n_rs_seq=n_rs_seq, pad_to=2)
 
     def logits(self, tokens: Sequence[int]) -> np.ndarray:
         """Of the token after `tokens`, from an empty context in one pass."""
@@ -309,6 +310,27 @@ def test_a_model_rewinds_to_anywhere(memory: tuple[str, Pair, Loaded]) -> None:
             model.rewind(20)
         row = model.extend([4, 3], 1)[0].copy()
         assert np.abs(row - target.logits(model.tokens)).max() <= limit
+
+
+def test_a_sliding_window_that_has_moved_on(tiny_sliding: Pair) -> None:
+    """Old cells are gone: a cut that needs them keeps nothing, a cut that does not keeps all that was asked for.
+
+    llama.cpp keeps 256 cells of such a layer, so a thousand tokens are needed to lose some.
+    """
+    with loaded(tiny_sliding.target, keywords={"swa_full": False}, n_ctx=1024) as target:
+        model, choose = target.model, random.Random(3)
+        text = [choose.randrange(3, 8) for _ in range(1000)]
+        kept = []
+        for cut in (995, 960, 700, 300, 100):
+            model.reuse(text)
+            model.extend(text[len(model.tokens) :], 1)
+            assert backend.pos_min(model._ctx) > 0
+            kept.append(model.rewind(cut))
+            assert kept[-1] in (0, cut)
+            row = model.extend(text[kept[-1] : cut + 1], 1)[0].copy()
+            assert np.abs(row - target.logits(text[: cut + 1])).max() == 0.0
+        assert kept[0] == 995
+        assert kept[-2:] == [0, 0]
 
 
 @pytest.mark.parametrize("lengths", [(5,), (5, 0, 0, 5), (1, 3, 0)])
