@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -45,7 +46,8 @@ class Scripted:
         self.last = Stats()
         self.calls: list[tuple[int | str, SamplingParams]] = []
         self.n_resets = 0
-        self.cancelled = self.closed = False
+        self.cancelled = threading.Event()
+        self.closed = False
         self.interrupt_at = -1
         self.notices: list[str] = []
 
@@ -62,7 +64,7 @@ class Scripted:
         return list(text)
 
     def cancel(self) -> None:
-        self.cancelled = True
+        self.cancelled.set()
 
     def close(self) -> None:
         self.closed = True
@@ -105,7 +107,8 @@ class Scripted:
             self.last.add(round)
             if len(self.calls) - 1 == self.interrupt_at:
                 signal.raise_signal(signal.SIGINT)
-            if self.cancelled:
+                assert self.cancelled.wait(30)  # another thread passes it on
+            if self.cancelled.is_set():
                 raise Cancelled("stopped")
             yield round
 
