@@ -312,6 +312,24 @@ def test_a_model_rewinds_to_anywhere(memory: tuple[str, Pair, Loaded]) -> None:
         assert np.abs(row - target.logits(model.tokens)).max() <= limit
 
 
+def test_a_mark_of_another_text_is_forgotten(memory: tuple[str, Pair, Loaded]) -> None:
+    """Back behind a mark and on with another text, past the mark's position: the mark is no longer true."""
+    _, _, target = memory
+    model, choose = target.model, random.Random(6)
+    one, other = ([choose.randrange(3, 8) for _ in range(60)] for _ in range(2))
+    model.clear()
+    for start, end, pin in ((0, 20, True), (20, 50, False), (50, 55, False)):
+        model.extend(one[start:end], 0)
+        if end < 55:
+            model.mark(0, pin=pin)
+    text = [*one[: model.rewind(30)], *other]
+    model.extend(text[len(model.tokens) :], 0)
+    kept = model.rewind(len(text) - 5)
+    row = model.extend([*text[kept:], 4], 1)[0].copy()
+    limit = 0.0 if model.way.name == "plain" else ROW_NOISE
+    assert np.abs(row - target.logits([*text, 4])).max() <= limit
+
+
 def test_a_sliding_window_that_has_moved_on(tiny_sliding: Pair) -> None:
     """Old cells are gone: a cut that needs them keeps nothing, a cut that does not keeps all that was asked for.
 
