@@ -78,12 +78,17 @@ class Drafter(Protocol):
 
 
 class ModelDrafter:
-    """Drafts with a small model of the target's vocabulary, one token at a time."""
+    """Drafts with a small model of the target's vocabulary, one token at a time.
 
-    def __init__(self, model: Extendable, name: str = "model") -> None:
+    Args:
+        eog: end-of-generation ids of the target, which the draft's file may not know as such.
+    """
+
+    def __init__(self, model: Extendable, name: str = "model", *, eog: frozenset[int] = frozenset()) -> None:
         self.model = model
         self.name = name
         self.n_synced = 0
+        self._eog = model.eog | eog
 
     def propose(
         self,
@@ -116,7 +121,7 @@ class ModelDrafter:
                 break
             tokens.append(draw(q, rng))
             laws.append(q)
-            if len(tokens) == n_max or tokens[-1] in model.eog or not go_on(len(tokens), None):
+            if len(tokens) == n_max or tokens[-1] in self._eog or not go_on(len(tokens), None):
                 break
             logits = model.extend(tokens[-1:], 1)[0]
         return Draft(tuple(tokens), tuple(laws), self.name if tokens else "")

@@ -20,7 +20,7 @@ from .drafter import Drafter, ModelDrafter
 from .errors import Busy, Cancelled, ConfigError
 from .generate import Cutter, generate
 from .lookup import LookupDrafter
-from .model import Model, common_prefix
+from .model import Model
 from .rounds import Round
 from .sampling import GrammarCursor, Rng, Transform
 from .stats import Stats
@@ -57,7 +57,7 @@ class Engine:
         elif self.draft_model is not None and self.draft_model.way.name == "none":
             self.off_reason = "drafting is off: this draft's memory cannot drop rejected tokens"
         elif self.draft_model is not None:
-            self.drafter = ModelDrafter(self.draft_model)
+            self.drafter = ModelDrafter(self.draft_model, eog=target.eog)
         elif draft != "lookup":
             self.off_reason = "no draft model"
         lookup = LookupDrafter(target.n_vocab, target.eog)
@@ -160,7 +160,7 @@ class Engine:
             controller = self._controller(config)
             rounds = self._owner = start(controller)
             self.last = Stats()
-            n_cached = common_prefix(self.target.tokens, prompt[:-1])
+            n_cached = self.target.reuse(prompt[:-1])  # a checkpoint may keep fewer than are shared
             for stats in (self.stats, self.last):
                 stats.begin(len(prompt), n_cached)
         try:

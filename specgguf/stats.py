@@ -19,7 +19,8 @@ class Stats:
 
     Attributes:
         n_prompt, n_cached: prompt tokens, and how many of them the target's cache already held.
-        n_prefilled: prompt (or replayed) tokens that the target read.
+        n_prefilled: prompt tokens that the target read. n_replayed: tokens that it read again, because its memory
+            could only go back further than was needed; the time counts as verifying.
         n_generated: committed tokens, an end-of-generation token included.
         n_rounds: passes of the target.
         draft_n, draft_n_accepted: drafted and accepted tokens.
@@ -34,6 +35,7 @@ class Stats:
     n_prompt: int = 0
     n_cached: int = 0
     n_prefilled: int = 0
+    n_replayed: int = 0
     n_generated: int = 0
     n_rounds: int = 0
     n_resting: int = 0
@@ -49,18 +51,26 @@ class Stats:
     host_s: float = 0.0
     k_trace: list[int] = field(default_factory=list)
     rest_reason: str = ""
+    _reading: bool = field(default=True, repr=False)  # the round that reads the prompt comes next
 
     def begin(self, n_prompt: int, n_cached: int) -> None:
         """A generation over `n_prompt` tokens starts, `n_cached` of them in the target's cache."""
         self.n_prompt += n_prompt
         self.n_cached += n_cached
+        self._reading = True
 
     def add(self, round: Round) -> None:
         """One more round."""
         self.n_rounds += 1
         self.n_resting += round.draft_n == 0
         self.n_generated += len(round.tokens)
-        self.n_prefilled += round.n_prefilled
+        if self._reading:
+            self.n_prefilled += round.n_prefilled
+            self.prompt_s += round.prefill_s
+        else:
+            self.n_replayed += round.n_prefilled
+            self.verify_s += round.prefill_s
+        self._reading = False
         self.n_from_draft += round.n_from_draft
         self.draft_n += round.draft_n
         self.draft_n_accepted += round.draft_n_accepted
@@ -72,7 +82,6 @@ class Stats:
             self.drafted_by_position[i] += 1
             self.reached_by_position[i] += i <= round.draft_n_accepted
             self.accepted_by_position[i] += i < round.draft_n_accepted
-        self.prompt_s += round.prefill_s
         self.draft_s += round.draft_s
         self.verify_s += round.verify_s
         self.host_s += round.host_s

@@ -108,6 +108,14 @@ def test_the_end_of_a_text_ends_the_draft() -> None:
         assert ends or len(tokens) == 6
 
 
+def test_the_targets_ends_end_a_draft_too() -> None:
+    """The draft's file may not know them as ends; a grammar allows nothing after one."""
+    for seed in range(40):
+        drafter = ModelDrafter(FakeModel(TABLE, V, eog=frozenset({2})), eog=frozenset({3}))
+        tokens = propose(drafter, TEXT[:5], 6, seed=seed).tokens
+        assert not {2, 3} & set(tokens[:-1])
+
+
 @pytest.mark.parametrize("n_ctx", [12, 30])
 def test_a_smaller_context_ends_drafting_and_nothing_else(n_ctx: int) -> None:
     drafter, model = make(n_ctx=n_ctx)

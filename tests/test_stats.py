@@ -91,6 +91,17 @@ def test_the_trace_does_not_grow_for_ever() -> None:
     assert stats.k_trace[-1] == (TRACE_MAX + 9) % 3
 
 
+def test_what_a_checkpoint_reads_again_is_generating_not_reading() -> None:
+    stats = Stats()
+    for _ in range(2):
+        stats.begin(10, 4)
+        stats.add(Round((1,), n_prefilled=6, prefill_s=1.0))
+        stats.add(Round((1, 2), 1, 3, 1, n_prefilled=9, prefill_s=0.25, verify_s=0.5))
+    assert (stats.n_cached, stats.n_prefilled, stats.n_replayed) == (8, 12, 18)
+    assert (stats.prompt_s, stats.verify_s, stats.decode_s) == (2.0, 1.5, 1.5)
+    assert stats.timings()["prompt_n"] == 12
+
+
 @pytest.mark.parametrize(
     "ending", [{}, {"eog": frozenset({2})}, {"stop": (1, 0)}, {"eog": frozenset({2}), "stop": (3, 3)}], ids=str
 )
@@ -109,6 +120,7 @@ def test_sums_over_real_rounds_are_those_of_a_recount(ending: dict[str, Any]) ->
     eog = ending.get("eog", frozenset())
     stats, n_tokens, reasons = Stats(), 0, set()
     for seed in range(30):
+        stats.begin(2, 0)
         target, draft = (FakeModel(random_table(seed + i, 4), 4, eog=eog) for i in (0, 100))
         rounds = generate(
             target,
