@@ -16,11 +16,11 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
-from . import backend, completion
+from . import backend, completion, vocab
 from .completion import Final, Head
 from .config import DraftConfig, SamplingParams, parse_draft
 from .conversation import ChatTemplate, NamedTemplate
-from .errors import ConfigError, Unsupported
+from .errors import ConfigError, ContextFull, Unsupported
 from .generate import check_prompt
 from .grammar import GrammarCursor, GrammarState
 from .loading import open_pair
@@ -217,7 +217,9 @@ class SpeculativeLlama:
         enable_thinking: bool | None = None,
     ) -> list[int]:
         """The prompt's token ids of a conversation, by the model's own template, with exactly one BOS."""
-        prompt = self._template.render(messages, tools=tools, enable_thinking=enable_thinking)
+        return self._rendered(self._template.render(messages, tools=tools, enable_thinking=enable_thinking))
+
+    def _rendered(self, prompt: str) -> list[int]:
         return self.tokenize(prompt.encode(), add_bos=not self._template.has_bos(prompt), special=True)
 
     @property
@@ -405,7 +407,9 @@ class SpeculativeLlama:
         wanted = (top_logprobs or 0) if logprobs else None
         params, config = completion_params(self._config, {**locals(), "logprobs": wanted})
         params = replace(params, stop=(*params.stop, *self._template.stop))
-        tokens = self.render(messages, tools=request.tools, enable_thinking=enable_thinking)
+        prompt = self._template.render(messages, tools=request.tools, enable_thinking=enable_thinking)
+        self._check_bytes(len(prompt))
+        tokens = self._rendered(prompt)
         items = self._items(tokens, params, config, timeout)
         head = Head(f"cmpl-{uuid.uuid4()}", int(time.time()), model or self.model_path)
         writer = LogprobWriter(self._piece) if logprobs else None
@@ -431,7 +435,15 @@ class SpeculativeLlama:
             return self._infill_tokens(prompt, suffix)
         if not isinstance(prompt, str):
             return list(prompt)
-        return self.tokenize(prompt.encode("utf-8", "surrogatepass"), special=True)
+        data = prompt.encode("utf-8", "surrogatepass")
+        self._check_bytes(len(data))
+        return self.tokenize(data, special=True)
+
+    def _check_bytes(self, n: int) -> None:
+        """Refuse at once a text that no tokens could make fit: tokenizing megabytes takes up to a minute."""
+        n_ctx = self.n_ctx()
+        if n > 16 * n_ctx and n > n_ctx * vocab.longest(self._vocab):
+            raise ContextFull(f"a prompt of {n} bytes does not fit: the context holds {n_ctx} tokens")
 
     def _infill_tokens(self, prompt: str | Sequence[int], suffix: str) -> list[int]:
         """Prefix, suffix, middle: the file's own fill-in-the-middle tokens around the two texts."""

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 ROOT = "root"
 MAX_RULES = 10_000
 MAX_NESTING = 256
+MAX_LENGTH = 2**18  # characters: beyond it, each token costs llama.cpp seconds
+MAX_REPETITIONS = 2000  # llama.cpp's own
 N_KEPT = 20  # states kept behind the newest one: more than the longest draft
 
 
@@ -160,6 +162,7 @@ def json_grammar(schema: Any = None) -> str:
         tree = json.loads(schema if isinstance(schema, str) else json.dumps(schema))
         if not isinstance(tree, dict):
             raise ValueError("it is no JSON object")
+        _check_counts(tree)
         if "$ref" in tree:  # the converter overlooks the definitions beside a reference at the top
             tree["anyOf"] = [{"$ref": tree.pop("$ref")}]
         return str(llama_grammar.json_schema_to_gbnf(json.dumps(tree)))
@@ -170,10 +173,23 @@ def json_grammar(schema: Any = None) -> str:
         raise ConfigError(f"JSON schema: {one_line(reason)}") from e
 
 
+def _check_counts(schema: Any) -> None:
+    """Refuse counts that llama.cpp refuses too, before the converter writes them out."""
+    if isinstance(schema, dict):
+        for key in ("minLength", "maxLength", "minItems", "maxItems"):
+            count = schema.get(key)
+            if isinstance(count, int | float) and count > MAX_REPETITIONS:
+                raise ValueError(f"{key} of more than {MAX_REPETITIONS:,} is not supported")
+    for value in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
+        _check_counts(value)
+
+
 def _too_large(gbnf: str) -> str:
     """Why llama.cpp's recursive parser must not see `gbnf`, or "": it overflows its stack at 100,000."""
     if gbnf.count("::=") > MAX_RULES:
         return f"it has more than {MAX_RULES:,} rules"
+    if len(gbnf) > MAX_LENGTH:
+        return f"it is longer than {MAX_LENGTH:,} characters"
     depth = deepest = 0
     for character in re.sub(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#.*|[^()]', "", gbnf):
         depth += 1 if character == "(" else -1

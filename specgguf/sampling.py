@@ -22,6 +22,7 @@ Probs = npt.NDArray[np.float64]
 Logits = npt.NDArray[np.float32]
 
 BLOCK = 256  # logits per block of the block-maxima top-k
+COLDEST = 1e-30  # a temperature below it is the same law, and overflows
 GREEDY_SEEN = 8  # candidates that a greedy law's confidence is taken over
 
 
@@ -215,7 +216,7 @@ class Transform:
         if params.min_p > 0.0:
             n = min(n, int(np.searchsorted(-scores, -(scores[0] + np.log(params.min_p)), side="right")))
         n = max(n, 1)
-        return _normalised(ids[:n], scores[:n] / params.temperature, confidence)
+        return _normalised(ids[:n], scores[:n] / max(params.temperature, COLDEST), confidence)
 
     def _adjusted(self, logits: Logits, generated: Sequence[int]) -> Logits:
         """`logits` with biases and penalties: a copy where anything changes, else the row itself."""

@@ -48,3 +48,8 @@ def require_compatible(target: Any, draft: Any, names: tuple[str, str]) -> None:
             f"{names[1]} cannot draft for {names[0]}: {why}",
             hint="a draft needs the target's own vocabulary: a smaller model of the same family",
         )
+
+
+def longest(vocab: Any) -> int:
+    """The bytes of the longest token text (an upper bound: byte-level vocabularies store some bytes as two)."""
+    return max(map(len, backend.token_texts(vocab)))

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import models
 import openai
 import pytest
 from conftest import Pair
@@ -253,6 +254,7 @@ def test_what_is_strange_but_right_is_answered(server: Running) -> None:
         {"prompt": ["one"]},
         {"logit_bias": {"5": -100}},
         {"seed": -(2**63), "temperature": 1e-300},
+        {"temperature": 5e-324},
         {"user": "me", "n": 1, "best_of": 1},
         {"draft": "off"},
         {"draft": 2, "draft_max": 4},
@@ -272,6 +274,31 @@ def test_what_is_strange_but_right_is_answered(server: Running) -> None:
     for change in changes:
         response = server.post(CHAT, {**ASK, **change})
         assert response.status_code == 200, (change, response.text)
+
+
+HEAVY: dict[str, tuple[str, Json]] = {
+    "a prompt of megabytes": (COMPLETIONS, {"prompt": "word " * 700_000}),
+    "80,000 messages": (CHAT, {"messages": ASK["messages"] * 80_000}),
+    "a text of a billion characters": (CHAT, schema := {"type": "string", "maxLength": 10**9}),
+    "a list of a billion": (CHAT, {"type": "array", "items": schema, "maxItems": 10**9}),
+    "100,000 choices": (CHAT, {"enum": list(range(100_000))}),
+    "a pattern of patterns": (CHAT, {"type": "string", "pattern": "^((a{1,900}){1,900}){1,900}$"}),
+    "2,000 properties": (CHAT, {"type": "object", "properties": {f"p{i}": schema for i in range(2000)}}),
+    "a grammar of a megabyte": (COMPLETIONS, {"grammar": f'root ::= "{"a" * 10**6}"'}),
+    "a billion repetitions": (COMPLETIONS, {"grammar": 'root ::= "a"{1000000000}'}),
+    "a schema on the web": (CHAT, {"$ref": "https://example.com/schema"}),
+}
+
+
+@pytest.mark.parametrize("name", HEAVY)
+def test_what_would_take_minutes_is_refused_at_once(server: Running, name: str) -> None:
+    """Before llama.cpp, or the converter of schemas, spends them: both cannot be stopped."""
+    path, change = HEAVY[name]
+    if "prompt" not in change and "messages" not in change and "grammar" not in change:
+        change = {"response_format": {"type": "json_object", "schema": change}}
+    base = ASK if path == CHAT else COMPLETE
+    with server.client() as client:
+        is_error(client.post(path, json={**base, **change}, timeout=20.0), 400)
 
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
@@ -654,6 +681,20 @@ def test_fifty_at_once_half_of_them_leaving(tiny_chat: Pair) -> None:
         assert server.service.worker.n_waiting == 0
         assert server.post(COMPLETIONS, COMPLETE).status_code == 200
         assert sizes[-1] - sizes[1] < 6, sizes
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_a_real_prefill(stream: bool) -> None:
+    """The engine is free long before the prompt is read, and answers the next request."""
+    body = json.dumps({"prompt": "the quick brown fox " * 800, "max_tokens": 50, "stream": stream}).encode()
+    with SpeculativeLlama(str(models.smollm2()), n_ctx=4096) as llm, serving(llm) as server:
+        with socket.create_connection((server.host, server.port), timeout=WAIT_S) as client:
+            client.sendall(head(COMPLETIONS, len(body)) + body)
+            until(lambda: server.service.worker.running is not None, "it runs")
+        until(lambda: server.service.worker.running is None, "the engine is free")
+        assert llm.stats.n_rounds == 0
+        assert server.post(COMPLETIONS, {**COMPLETE, "prompt": "Hello"}).json()["timings"]["cache_n"] < 3200
 
 
 def test_a_port_that_is_taken() -> None:
