@@ -1,0 +1,200 @@
+"""llama-cpp-python's call arguments become settings, or are refused by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+from typing import Any
+
+import llama_cpp
+import pytest
+
+from specgguf import ConfigError, SamplingParams, SpeculativeLlama, Unsupported
+from specgguf.config import DraftConfig
+from specgguf.requests import NEUTRAL, SAMPLING, ToolRequest, completion_params, draft_config, tool_request
+
+CONFIG = DraftConfig(draft="auto", draft_max=5)
+DEFAULTS = {
+    name: parameter.default
+    for name, parameter in inspect.signature(SpeculativeLlama.create_completion).parameters.items()
+    if parameter.default is not inspect.Parameter.empty
+}
+
+
+def params(**given: Any) -> SamplingParams:
+    return completion_params(CONFIG, {**DEFAULTS, **given})[0]
+
+
+def test_defaults_are_those_of_create_completion() -> None:
+    got = params()
+    wanted = SamplingParams(max_tokens=16)
+    assert got == wanted
+    assert completion_params(CONFIG, DEFAULTS)[1] == CONFIG
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", 0.3),
+        ("top_k", 7),
+        ("top_p", 0.5),
+        ("min_p", 0.2),
+        ("typical_p", 0.7),
+        ("frequency_penalty", 0.4),
+        ("presence_penalty", -0.4),
+        ("repeat_penalty", 1.2),
+        ("max_tokens", None),
+        ("seed", 0),
+        ("min_tokens", 3),
+        ("ignore_eos", True),
+        ("logprobs", 4),
+    ],
+)
+def test_each_argument_arrives_and_nothing_else_changes(name: str, value: Any) -> None:
+    assert params(**{name: value}) == dataclasses.replace(params(), **{name: value})
+    assert name in SAMPLING
+
+
+def test_every_sampling_argument_is_an_argument_of_the_call() -> None:
+    assert set(SAMPLING) <= set(DEFAULTS)
+    assert set(NEUTRAL) - {"functions", "function_call"} <= set(DEFAULTS)
+    theirs = inspect.signature(llama_cpp.Llama.create_completion).parameters
+    for name, (neutral, _) in NEUTRAL.items():
+        if name in theirs:
+            assert theirs[name].default == neutral
+
+
+@pytest.mark.parametrize("name", NEUTRAL)
+def test_what_cannot_be_exact_is_refused_by_name(name: str) -> None:
+    for neutral in (NEUTRAL[name][0], None):
+        params(**{name: neutral})
+    with pytest.raises(Unsupported, match=f"^{name} is not supported: "):
+        params(**{name: 2})
+
+
+@pytest.mark.parametrize(
+    ("stop", "wanted"), [(None, ()), ("end", ("end",)), ([], ()), (["a", "b"], ("a", "b")), (["", "x"], ("x",))]
+)
+def test_stop(stop: Any, wanted: tuple[str, ...]) -> None:
+    assert params(stop=stop).stop == wanted
+
+
+@pytest.mark.parametrize("stop", [3, [3], ["a", None], {"a": 1}])
+def test_stops_that_are_no_texts(stop: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^stop must be a text or a list of texts"):
+        params(stop=stop)
+
+
+def test_logit_bias_takes_openais_text_keys() -> None:
+    assert params(logit_bias={"5": -100, 7: 1.5}).logit_bias == {5: -100.0, 7: 1.5}
+    assert params(logit_bias=None).logit_bias == {}
+    assert params(logit_bias={"5": -math.inf}).logit_bias == {5: -math.inf}
+
+
+@pytest.mark.parametrize("bias", [[1, 2], "5", {"five": 1.0}, {5: "much"}, {5: None}, {5: math.nan}])
+def test_biases_that_are_no_numbers(bias: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^logit_bias must "):
+        params(logit_bias=bias)
+
+
+def test_grammars_are_texts_or_llama_grammars() -> None:
+    text = 'root ::= "a"'
+    assert params(grammar=text).grammar == text
+    assert params(grammar=llama_cpp.LlamaGrammar.from_string(text, verbose=False)).grammar == text
+    assert params(grammar=None).grammar is None
+    with pytest.raises(ConfigError, match="grammar"):
+        params(grammar=3)
+
+
+@pytest.mark.parametrize(
+    ("given", "draft", "draft_max"),
+    [
+        ({}, "auto", 5),
+        ({"draft": "off"}, "off", 5),
+        ({"draft": 0}, "off", 5),
+        ({"draft": 3}, 3, 5),
+        ({"draft": "4"}, 4, 5),
+        ({"draft": 9}, 9, 9),
+        ({"draft_max": 2}, "auto", 2),
+        ({"draft": 6, "draft_max": 2}, 6, 6),
+        ({"draft": "Auto", "draft_max": 16}, "auto", 16),
+    ],
+)
+def test_a_calls_own_drafting(given: Any, draft: Any, draft_max: int) -> None:
+    config = draft_config(CONFIG, given.get("draft"), given.get("draft_max"))
+    assert (config.draft, config.draft_max) == (draft, draft_max)
+    assert completion_params(CONFIG, {**DEFAULTS, **given})[1] == config
+
+
+@pytest.mark.parametrize(
+    "given", [{"draft": "much"}, {"draft": 17}, {"draft": -1}, {"draft_max": 0}, {"draft_max": 17}]
+)
+def test_drafting_that_is_none(given: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^draft"):
+        completion_params(CONFIG, {**DEFAULTS, **given})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", math.nan),
+        ("temperature", "hot"),
+        ("top_k", 1.5),
+        ("top_p", -0.1),
+        ("min_p", 1.5),
+        ("repeat_penalty", 0),
+        ("seed", "x"),
+        ("max_tokens", 2.5),
+        ("logprobs", -1),
+        ("min_tokens", -1),
+    ],
+)
+def test_values_out_of_range_are_named(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"^{name} must be "):
+        params(**{name: value})
+
+
+# --- tools and forms of an answer ---------------------------------------------------------------------------------
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+
+
+def test_tools_that_may_be_called() -> None:
+    assert tool_request(None, None, None) == ToolRequest()
+    assert tool_request([WEATHER], "none", None) == ToolRequest()
+    for choice in (None, "auto"):
+        assert tool_request([WEATHER], choice, None) == ToolRequest([WEATHER])
+
+
+def test_a_tool_that_must_be_called() -> None:
+    """Its arguments' schema is the grammar of the whole answer, whatever form was asked for beside it."""
+    forced = {"type": "function", "function": {"name": "weather"}}
+    for response_format in (None, {"type": "text"}, {"type": "json_object"}):
+        request = tool_request([WEATHER], forced, response_format)
+        assert (request.tools, request.forced) == ([WEATHER], "weather")
+        assert request.grammar is not None
+        assert '\\"city\\"' in request.grammar
+
+
+def test_a_form_of_the_answer() -> None:
+    assert tool_request(None, None, {"type": "text"}).grammar is None
+    grammar = tool_request(None, None, {"type": "json_object"}).grammar
+    assert grammar is not None
+    assert "root" in grammar
+    both = tool_request([WEATHER], "auto", {"type": "json_object"})
+    assert both.tools == [WEATHER]
+    assert both.grammar == grammar
+
+
+@pytest.mark.parametrize("arguments", [{"functions": [{}]}, {"function_call": "auto"}])
+def test_the_old_form_of_tools_is_refused_by_name(arguments: Any) -> None:
+    (name,) = arguments
+    with pytest.raises(Unsupported, match=f"^{name} is not supported: use tool"):
+        tool_request(None, None, None, **arguments)
