@@ -39,8 +39,11 @@ print(*project["dependencies"], *project["optional-dependencies"].get(sys.argv[1
 END
 }
 
+# Sets $compiling, the remark that llama.cpp has to be compiled, where it has to.
 need_compiler() {
+    compiling=""
     "$python" -c 'import llama_cpp' >/dev/null 2>&1 && return
+    compiling=" (llama.cpp is compiled once: about 4 minutes on 2 cores)"
     for compiler in ${CXX:-} c++ g++ clang++; do
         ! command -v "$compiler" >/dev/null 2>&1 || return 0
     done
@@ -73,7 +76,7 @@ use_venv() {
     stamp=$folder/.specgguf-requirements$extra
     if [ "$wanted" != "$(cat "$stamp" 2>/dev/null)" ]; then
         need_compiler
-        say "installing what specgguf needs (llama.cpp is compiled once: about 4 minutes on 2 cores)"
+        say "installing what specgguf needs$compiling"
         : >"$log"
         printf '%s\n' "$wanted" >"$folder/requirements.txt"
         run_pip install "setuptools>=77" wheel
