@@ -213,11 +213,11 @@ def _cell_head(cell: Cell) -> dict[str, Any]:
     return {"regime": cell.regime, "kind": cell.kind, "temperature": cell.temperature}
 
 
-def run(plan: Plan, cells: Sequence[Cell], ways: Mapping[str, Way], files: Mapping[str, Path]) -> None:
-    """Measure a regime's cells: a line with an estimate, then a line per repeat."""
+def run(plan: Plan, cells: Sequence[Cell], ways: Mapping[str, Way], files: Mapping[str, Path], **more: str) -> None:
+    """Measure a regime's cells: a line with an estimate, then a line per repeat. `more` is kept in the results."""
     if not cells:
         return
-    head = results.describe(files, commit=commit(), settings=plan.settings)
+    head = results.describe(files, commit=commit(), settings=plan.settings, **more)
     todo = {cell: len(held(plan, cell, head, ways)[1]) for cell in cells}
     cells = [cell for cell in cells if todo[cell]]
     if not cells:
