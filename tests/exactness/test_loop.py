@@ -333,6 +333,7 @@ class NoRepeats:
         for before, token in itertools.pairwise(generated):
             assert before != token, "asked about a forbidden text"
             assert before not in self.eog, "asked about a text after its end"
+        assert not set(generated[-1:]) & self.eog, "asked what follows the end"
         return NoRepeats.Mask(generated[-1] if generated else -1)
 
     @dataclasses.dataclass
