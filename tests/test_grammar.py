@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from conftest import Pair
 
-from specgguf import grammar
+from specgguf import gbnf, grammar
 from specgguf.errors import BackendError, ConfigError
 from specgguf.grammar import GrammarCursor, GrammarState, grammar_text, json_grammar
 
@@ -124,7 +124,7 @@ def test_cursor_keeps_a_window_of_states(vocab: Any, monkeypatch: pytest.MonkeyP
     cursor.at(ids)
     assert len(cursor._states) == grammar.N_KEPT + 1
     calls: list[int] = []
-    monkeypatch.setattr(grammar.native, "accept", lambda _sampler, token: calls.append(token))
+    monkeypatch.setattr(gbnf, "accept", lambda _sampler, token: calls.append(token))
     for n in (95, 100 - grammar.N_KEPT + 1):
         cursor.at(ids[:n])
     assert calls == []
