@@ -219,6 +219,9 @@ def run(plan: Plan, cells: Sequence[Cell], ways: Mapping[str, Way], files: Mappi
         return
     head = results.describe(files, commit=commit(), settings=plan.settings, **more)
     todo = {cell: len(held(plan, cell, head, ways)[1]) for cell in cells}
+    old = [c.name for c in cells if not todo[c] and results.load(plan.path(c))[0].get("commit") != head["commit"]]
+    if old:
+        say(f"kept from another commit (--again measures them again): {', '.join(old)}")
     cells = [cell for cell in cells if todo[cell]]
     if not cells:
         say("nothing to measure: all of it is there (--again measures it again)")
