@@ -109,7 +109,8 @@ def _trace(stats: Stats, ink: Ink) -> list[str]:
     top = max(trace, default=0)
     if not top:
         return []
-    what = "rounds" if len(stats.k_trace) <= TRACE else f"last {len(trace)} rounds"
+    n = len(stats.k_trace)
+    what = plural(n, "round") if n <= TRACE else f"the last {TRACE} of {plural(n, 'round')}"
     return [f"drafted  {ink.drafted(bars(trace, top))}  {what}, up to {top} tokens, · rested"]
 
 
