@@ -17,7 +17,7 @@ import pytest
 
 from specgguf.model import Model, Weights
 
-TEXT = [random.Random(7).randrange(3, 8) for _ in range(400)]
+TEXT = random.Random(7).choices(range(3, 8), k=400)
 KEYWORDS = {"n_threads": 1, "n_threads_batch": 1, "type_k": 0, "type_v": 0}
 NOISE = 1e-5  # of rows between batch widths, with F32 weights and caches
 

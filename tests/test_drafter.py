@@ -18,7 +18,7 @@ from specgguf.sampling import Law, Rng, Transform
 V = 5
 PLAIN = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 TABLE = random_table(3, V)
-TEXT = [random.Random(1).randrange(V) for _ in range(60)]
+TEXT = random.Random(1).choices(range(V), k=60)
 
 
 def true_law(context: Sequence[int]) -> Law:

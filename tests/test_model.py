@@ -6,6 +6,7 @@ The yardstick is a second context over the same file that reads the text from th
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,18 @@ def test_a_context_of_the_models_own_length(dense: Opened) -> None:
     model = Model(dense.weights, n_ctx=0)
     assert model.n_ctx == tiny.SMALL.n_ctx_train
     model.close()
+
+
+def test_a_context_costs_its_cache_and_a_few_rows(tiny_wide: Path) -> None:
+    """By llama.cpp's own account: 152k ids, 8,192 places; rows for a whole batch would take 297 MiB."""
+    weights = Weights(str(tiny_wide), KEYWORDS)
+    with backend.captured_log() as lines:
+        model = Model(weights, n_ctx=8192, n_rows_max=17)
+    sizes = [float(size) for line in lines for size in re.findall(r"buffer size = +([\d.]+) MiB", line)]
+    assert len(sizes) >= 3
+    assert sum(sizes) < 40.0
+    model.close()
+    weights.close()
 
 
 QUANTS = {"F32": 0, "F16": 1, "Q8_0": 7, "Q4_0": 2, "Q4_1": 3}
@@ -236,8 +249,11 @@ def test_what_no_slot_says(dense: Opened, monkeypatch: pytest.MonkeyPatch) -> No
         dense.model.extend([3, 4, 5], 1)
 
 
+@pytest.mark.parametrize("n_wanted", [19, 40])
 @pytest.mark.parametrize("really", [False, True])
-def test_an_interrupt_inside_a_decode(any_memory: Opened, monkeypatch: pytest.MonkeyPatch, really: bool) -> None:
+def test_an_interrupt_inside_a_decode(
+    any_memory: Opened, monkeypatch: pytest.MonkeyPatch, really: bool, n_wanted: int
+) -> None:
     """Ctrl-C may strike between any two instructions: the next use finds out what is held."""
     model, decode = any_memory.model, backend.decode
     model.extend(TEXT[:20], 0)
@@ -252,7 +268,7 @@ def test_an_interrupt_inside_a_decode(any_memory: Opened, monkeypatch: pytest.Mo
         patch.setattr(backend, "decode", interrupted)
         with pytest.raises(KeyboardInterrupt):
             model.extend(TEXT[20:24], 1)
-    assert model.reuse(TEXT[:19]) <= 19
+    assert model.reuse(TEXT[:n_wanted]) <= n_wanted
     assert model.tokens == TEXT[: len(model.tokens)]
     any_memory.check()
 
@@ -402,7 +418,10 @@ def test_a_truncated_model(tiny_pair: Pair, tmp_path: Path, capfd: pytest.Captur
     data = tiny_pair.target.read_bytes()
     path = written(tmp_path / "cut.gguf", data[: len(data) * 2 // 3])
     check_gguf(str(path))
-    with pytest.raises(BackendError, match=r"not within the file bounds|truncated|corrupted") as caught:
+    with pytest.raises(BackendError) as caught:
         Weights(str(path), KEYWORDS)
-    assert str(path) in str(caught.value)
+    message = str(caught.value)
+    assert str(path) in message
+    why = message.replace(str(path), "")
+    assert "not within the file bounds" in why or "corrupted" in why, "llama.cpp's own reason"
     assert capfd.readouterr() == ("", "")
