@@ -97,10 +97,10 @@ class SpeculativeLlama:
 
     @classmethod
     def from_preset(cls, name: str, *, offline: bool | None = None, **keywords: Any) -> SpeculativeLlama:
-        """Load a preset's pair, downloaded if need be; `keywords` override its settings."""
-        from . import hub, presets
+        """Load a preset's pair ("auto": the one for this machine), downloaded if need be; `keywords` override it."""
+        from . import fit, hub, remote
 
-        preset = presets.load(name)
+        preset, _ = fit.named(name, offline=remote.is_offline() if offline is None else offline)
         paths = [str(hub.resolve(file, offline=offline)) for file in preset.files]
         return cls(paths[0], paths[1] if len(paths) > 1 else None, **(preset.keywords | keywords))
 

@@ -152,8 +152,7 @@ class Service:
         return Response(text, headers={"content-type": serve_metrics.CONTENT_TYPE})
 
     def _observe(self, scope: Scope, status: int, seconds: float) -> None:
-        path = scope["path"] if status not in (404, 405) or scope["path"].startswith("/v1/c") else "other"
-        path = path if path in KNOWN_PATHS else "other"
+        path = scope["path"] if scope["path"] in KNOWN_PATHS else "other"
         self.metrics.requests.add(endpoint=path, status=status or 499)
         if path.startswith("/v1/c"):
             self._log(f"{scope['method']} {path} {status or 'client gone'} {seconds:.2f} s")

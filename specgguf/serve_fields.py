@@ -15,7 +15,7 @@ from .messages import normalized
 
 Json = dict[str, Any]
 
-MAX_STOP = 16
+MAX_STOP = 64
 MAX_STOP_LENGTH = 256
 
 Check = Callable[[str, Any], Any]  # (name, value) -> the value as a keyword wants it; raises ConfigError

@@ -21,6 +21,7 @@ N_CTX = 2048
 Json = dict[str, Any]
 GREEDY: Json = {"temperature": 0.0, "ignore_eos": True}
 PROMPT = "a word list in python"
+ONE: Json = {"n_threads": 1, "n_threads_batch": 1}  # threads that wait for each other crawl on a busy machine
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +30,7 @@ def make(tiny_chat: Pair) -> Iterator[Callable[..., SpeculativeLlama]]:
     made: list[SpeculativeLlama] = []
 
     def make(**keywords: Any) -> SpeculativeLlama:
-        keywords = {"n_ctx": N_CTX, "draft": 3, "strict": True, "n_threads": 1, **keywords}
+        keywords = {"n_ctx": N_CTX, "draft": 3, "strict": True, **ONE, **keywords}
         made.append(SpeculativeLlama(str(tiny_chat.target), str(tiny_chat.draft), **keywords))
         return made[-1]
 
@@ -271,8 +272,8 @@ def test_a_state_of_other_models_is_refused(
     text(llm)
     held = llm.save_state()
     with (
-        SpeculativeLlama(str(tiny_pair.target), str(tiny_pair.draft), n_ctx=64) as other,
-        SpeculativeLlama(str(tiny_chat.target), n_ctx=N_CTX) as alone,
+        SpeculativeLlama(str(tiny_pair.target), str(tiny_pair.draft), n_ctx=64, **ONE) as other,
+        SpeculativeLlama(str(tiny_chat.target), n_ctx=N_CTX, **ONE) as alone,
     ):
         for state in (other.save_state(), alone.save_state(), {}, {"target": held["draft"], "draft": held["target"]}):
             with pytest.raises(ConfigError, match="other models"):

@@ -24,12 +24,13 @@ from specgguf.serve import listen
 
 ASK: Json = {"messages": [{"role": "user", "content": "a word list"}], "max_tokens": 16, "temperature": 0}
 COMPLETE: Json = {"prompt": "a word list", "max_tokens": 16, "temperature": 0}
+ONE: Json = {"n_threads": 1, "n_threads_batch": 1}  # threads that wait for each other crawl on a busy machine
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 
 @pytest.fixture(scope="module")
 def llm(tiny_chat: Pair) -> Iterator[SpeculativeLlama]:
-    with SpeculativeLlama(str(tiny_chat.target), str(tiny_chat.draft), n_ctx=512, draft=3) as llm:
+    with SpeculativeLlama(str(tiny_chat.target), str(tiny_chat.draft), n_ctx=512, draft=3, **ONE) as llm:
         yield llm
 
 
@@ -494,7 +495,7 @@ def test_a_request_that_waits_too_long(llm: SpeculativeLlama) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_generation_that_takes_too_long_ends_with_what_it_has(tiny_chat: Pair, stream: bool) -> None:
     with (
-        SpeculativeLlama(str(tiny_chat.target), n_ctx=8192) as llm,
+        SpeculativeLlama(str(tiny_chat.target), n_ctx=8192, **ONE) as llm,
         serving(llm, generation_timeout_s=0.2) as server,
     ):
         response = server.post(COMPLETIONS, {"prompt": "a", "max_tokens": 8000, "ignore_eos": True, "stream": stream})
@@ -575,7 +576,7 @@ def test_a_fault_of_ours_is_a_500_that_says_nothing(caplog: pytest.LogCaptureFix
 
 def test_metrics(tiny_chat: Pair) -> None:
     with (
-        SpeculativeLlama(str(tiny_chat.target), str(tiny_chat.draft), n_ctx=256, draft=3) as llm,
+        SpeculativeLlama(str(tiny_chat.target), str(tiny_chat.draft), n_ctx=256, draft=3, **ONE) as llm,
         serving(llm) as server,
     ):
         for _ in range(3):
@@ -670,7 +671,7 @@ def test_fifty_at_once_half_of_them_leaving(tiny_chat: Pair) -> None:
             return await asyncio.gather(*(one(client, i) for i in range(50)))
 
     with (
-        SpeculativeLlama(str(tiny_chat.target), str(tiny_chat.draft), n_ctx=512, draft=3) as llm,
+        SpeculativeLlama(str(tiny_chat.target), str(tiny_chat.draft), n_ctx=512, draft=3, **ONE) as llm,
         serving(llm) as server,
     ):
         sizes = []

@@ -1,0 +1,81 @@
+"""Bodies become keywords: what is passed on, what is filled in, what has no effect."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from specgguf.serve_fields import CHAT, COMPLETION, NO_EFFECT
+from specgguf.serve_requests import BadRequest, Call, chat_call, completion_call, read
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+MODELS = ("a", "b")
+
+
+def chat(defaults: dict[str, Any] | None = None, **fields: Any) -> Call:
+    return chat_call({"messages": MESSAGES, **fields}, models=MODELS, defaults=defaults or {})
+
+
+def completion(**fields: Any) -> Call:
+    return completion_call({"prompt": "x", **fields}, models=MODELS, defaults={})
+
+
+def test_what_a_body_says_wins_over_the_defaults() -> None:
+    call = chat({"temperature": 0.5, "top_k": 7}, temperature=0, seed=None)
+    assert call.keywords == {"messages": MESSAGES, "temperature": 0.0, "top_k": 7, "stream": False}
+    assert not call.stream
+
+
+def test_fields_become_our_keywords() -> None:
+    assert chat(max_completion_tokens=5, max_tokens=9).keywords["max_tokens"] == 5
+    assert chat(chat_template_kwargs={"enable_thinking": False}).keywords["enable_thinking"] is False
+    assert chat(stop="x").keywords["stop"] == ["x"]
+    assert completion(logit_bias={"5": -100}).keywords["logit_bias"] == {5: -100.0}
+    assert completion(prompt=["one"]).keywords["prompt"] == "one"
+    assert completion(prompt=[[1, 2]]).keywords["prompt"] == [1, 2]
+    assert completion(prompt=[1, 2]).keywords["prompt"] == [1, 2]
+    assert completion(max_tokens=3.0).keywords["max_tokens"] == 3
+    assert completion(model="b").keywords["model"] == "b"
+
+
+def test_what_has_no_effect_is_not_passed_on() -> None:
+    call = chat(user="me", n=1, store=False, metadata={}, parallel_tool_calls=True, service_tier="auto")
+    assert set(call.keywords) == {"messages", "stream"}
+    assert set(CHAT) | set(COMPLETION) >= NO_EFFECT
+
+
+def test_stream_options() -> None:
+    assert chat(stream=True, stream_options={"include_usage": True}).include_usage
+    assert not chat(stream=True, stream_options={}).include_usage
+    assert not chat(stream=True).include_usage
+
+
+def test_every_field_refuses_what_it_is_not() -> None:
+    """No field takes an object that it does not know, or a list of such."""
+    for call, table in ((chat, CHAT), (completion, COMPLETION)):
+        for name in table:
+            values: tuple[Any, ...] = ({"x": {"y": [1]}}, [{"x": 1}, 2])
+            for value in values:
+                if name in ("metadata", "logit_bias", "response_format"):
+                    continue  # objects: the first is read later, the last by the engine
+                with pytest.raises(BadRequest) as caught:
+                    call(**{name: value})
+                assert caught.value.param == name, (name, value)
+
+
+def test_an_unknown_model_is_a_404() -> None:
+    with pytest.raises(BadRequest, match='no model "c" here; this server has a, b') as caught:
+        chat(model="c")
+    assert (caught.value.status, caught.value.code) == (404, "model_not_found")
+
+
+@pytest.mark.parametrize("depth", [1, 60])
+def test_depth_within_the_limit_is_read(depth: int) -> None:
+    text = '{"a": ' * depth + "1" + "}" * depth
+    assert read(text.encode()) == json.loads(text)
+
+
+def test_characters_of_all_planes_are_read() -> None:
+    assert read('{"a": "é \\ud83d\\ude42 \\u0000"}'.encode()) == {"a": "é 🙂 \0"}
