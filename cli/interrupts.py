@@ -7,11 +7,14 @@ is passed on by a thread, which the interpreter wakes through a pipe even then; 
 from __future__ import annotations
 
 import os
+import select
 import signal
 import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
+
+AGAIN_S = 0.05
 
 
 class LeaveNow(KeyboardInterrupt):
@@ -19,7 +22,7 @@ class LeaveNow(KeyboardInterrupt):
 
 
 class Interrupts:
-    """A context in which SIGINT calls `cancel` once, from another thread, and raises LeaveNow the second time.
+    """A context in which SIGINT calls `cancel`, from another thread, and raises LeaveNow the second time.
 
     Outside the main thread it does nothing: somebody else handles signals there.
     """
@@ -59,11 +62,18 @@ class Interrupts:
         self._watcher.join()
 
     def _watch(self, read: int) -> None:
-        """Cancel at the first SIGINT; end when the other side of the pipe is closed."""
-        cancelled = False
-        while numbers := os.read(read, 64):
-            if signal.SIGINT in numbers and not cancelled:
-                cancelled = True
+        """Cancel from the first SIGINT on; end when the other side of the pipe is closed.
+
+        Again and again: an engine that was just about to begin forgets what came before.
+        """
+        pressed = False
+        while True:
+            ready, _, _ = select.select([read], [], [], AGAIN_S if pressed else None)
+            numbers = os.read(read, 64) if ready else b""
+            if ready and not numbers:
+                break
+            pressed = pressed or signal.SIGINT in numbers
+            if pressed:
                 self._cancel()
         os.close(read)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from specgguf.cli.engine import Loaded, thinking
+from specgguf.cli.interrupts import Interrupts
 from specgguf.cli.keeper import Keeper
 from specgguf.cli.notes import Notes
 from specgguf.cli.render import Sink
@@ -111,22 +112,8 @@ class Talk:
         self.messages.append({"role": "user", "content": question})
         self.last = answer = Answer()
         try:
-            prompt = self._fit()
-            self.keeper.asked(self.messages[:-1], question)
-            engine = self.loaded.engine
-            n_new = len(prompt) - n_common(prompt, self._read)
-            self._read = prompt
-            if n_new >= SLOW_PROMPT:
-                self.notes.wait(f"reading {n_new:,} tokens …")
-            ask(
-                engine,
-                self.window(),
-                self.settings.sampling(),
-                sink,
-                answer,
-                prompt_end=engine.detokenize(prompt[-12:], special=True).decode("utf-8", "replace"),
-                enable_thinking=thinking(self.settings),
-            )
+            with Interrupts(self.loaded.engine.cancel) as interrupts:
+                self._ask(question, sink, answer, interrupts)
         finally:
             self.notes.clear()
             if answer.spans or answer.finish_reason:
@@ -137,6 +124,25 @@ class Talk:
                 self.unanswered = question
             self.keeper.answered(self.messages, answer)
         return answer
+
+    def _ask(self, question: str, sink: Sink, answer: Answer, interrupts: Interrupts) -> None:
+        prompt = self._fit()
+        self.keeper.asked(self.messages[:-1], question)
+        n_new = len(prompt) - n_common(prompt, self._read)
+        self._read = prompt
+        if n_new >= SLOW_PROMPT:
+            self.notes.wait(f"reading {n_new:,} tokens …")
+        engine = self.loaded.engine
+        ask(
+            engine,
+            self.window(),
+            self.settings.sampling(),
+            sink,
+            answer,
+            interrupts,
+            prompt_end=engine.detokenize(prompt[-12:], special=True).decode("utf-8", "replace"),
+            enable_thinking=thinking(self.settings),
+        )
 
     def count(self, messages: list[Message]) -> int:
         """Tokens of a rendered conversation, by the model's own template."""

@@ -70,6 +70,7 @@ def ask(
     sampling: Mapping[str, Any],
     sink: Sink,
     answer: Answer,
+    interrupts: Interrupts,
     *,
     prompt_end: str = "",
     enable_thinking: bool | None = None,
@@ -90,22 +91,21 @@ def ask(
             answer.spans.append(span)
             sink.span(span)
 
-    with Interrupts(engine.cancel) as interrupts:
-        try:
-            stream = engine.create_chat_completion(messages, stream=True, enable_thinking=enable_thinking, **sampling)
-            with contextlib.closing(stream):
-                for chunk in () if interrupts.seen else stream:
-                    show(spans.feed(_read(chunk, answer), bool(chunk.get("from_draft"))))
-                    if interrupts.seen:
-                        break
-            answer.interrupted = interrupts.seen and answer.finish_reason is None
-        except (Cancelled, KeyboardInterrupt) as error:
-            answer.interrupted = True
-            if isinstance(error, KeyboardInterrupt):
-                raise
-        finally:
-            show(spans.flush())
-            sink.end()
+    try:
+        stream = engine.create_chat_completion(messages, stream=True, enable_thinking=enable_thinking, **sampling)
+        with contextlib.closing(stream):
+            for chunk in () if interrupts.seen else stream:
+                show(spans.feed(_read(chunk, answer), bool(chunk.get("from_draft"))))
+                if interrupts.seen:
+                    break
+        answer.interrupted = interrupts.seen and answer.finish_reason is None
+    except (Cancelled, KeyboardInterrupt) as error:
+        answer.interrupted = True
+        if isinstance(error, KeyboardInterrupt):
+            raise
+    finally:
+        show(spans.flush())
+        sink.end()
     if answer.interrupted:
         last = engine.last
         answer.timings = last.timings()

@@ -40,20 +40,29 @@ class Native(FakeEngine):
     libc = ctypes.CDLL(None)
     mutex = ctypes.create_string_buffer(128)
 
+    held = False
+
     def _hang(self) -> None:
+        self.held = True
         self.libc.pthread_mutex_lock(self.mutex)
         self.libc.pthread_mutex_lock(self.mutex)
         raise Cancelled("cancelled")
 
     def cancel(self) -> None:
         super().cancel()
-        self.libc.pthread_mutex_unlock(self.mutex)
+        if self.held:
+            self.libc.pthread_mutex_unlock(self.mutex)
 
 
 class Deaf(FakeEngine):
     """Does not hear cancel(): only a second Ctrl-C ends its answer."""
 
+    told = False
+
     def cancel(self) -> None:
+        if self.told:
+            return
+        self.told = True
         sys.stderr.write("(cancel was asked)\n")
         sys.stderr.flush()
 
