@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -79,6 +80,24 @@ def serving(engine: Any, log: Any = lambda line: None, **config: Any) -> Iterato
         assert service.worker.join(WAIT_S), "the engine's thread still runs"
     assert not thread.is_alive(), "the server still runs"
     assert not failures, failures
+
+
+# Runs a script or a module on one core: threads that wait for each other crawl on a busy machine.
+_ON_ONE_CORE = """
+import os, runpy, sys
+if hasattr(os, "sched_setaffinity"):
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[os.getpid() % len(cores)]})
+what = sys.argv[1]
+sys.argv = sys.argv[1:]
+(runpy.run_path if what.endswith(".py") else runpy.run_module)(what, run_name="__main__", **EXTRA)
+"""
+
+
+def on_one_core(what: str, *arguments: str) -> list[str]:
+    """The command that runs a script ("x.py") or a module, and nothing of this repository's folder by accident."""
+    extra = "{}" if what.endswith(".py") else "{'alter_sys': True}"
+    return [sys.executable, "-P", "-c", _ON_ONE_CORE.replace("EXTRA", extra), what, *arguments]
 
 
 def events(text: str) -> list[Json]:

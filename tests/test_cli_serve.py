@@ -18,7 +18,7 @@ import pytest
 from cli_support import Run, home, private_home, run
 from conftest import Pair
 from fake_engine import FakeEngine, loaded
-from serve_support import WAIT_S, events, until
+from serve_support import WAIT_S, events, on_one_core, until
 from specgguf.cli import serve
 from specgguf.cli.settings import gather
 
@@ -26,7 +26,6 @@ from specgguf.serve import listen
 
 __all__ = ["home", "run"]  # fixtures
 
-PROGRAM = [sys.executable, "-P", "-m", "specgguf.cli.main", "serve"]
 LONG: dict[str, Any] = {"prompt": "a", "max_tokens": 8000, "ignore_eos": True, "stream": True}
 
 
@@ -51,7 +50,9 @@ class Served:
 def served(pair: Pair, folder: Path, *flags: str, **variables: str) -> Iterator[Served]:
     environment = {**os.environ, **private_home(folder), **variables}
     arguments = ["-m", str(pair.target), "-d", str(pair.draft), "--port", "0", "-t", "1", "-c", "8192", *flags]
-    process = subprocess.Popen([*PROGRAM, *arguments], env=environment, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        on_one_core("specgguf.cli.main", "serve", *arguments), env=environment, stderr=subprocess.PIPE, text=True
+    )
     try:
         assert process.stderr is not None
         line = process.stderr.readline()

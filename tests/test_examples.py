@@ -7,19 +7,19 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import openai
 import pytest
 from conftest import Pair
-from serve_support import WAIT_S
+from serve_support import WAIT_S, on_one_core
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
 
 def command(name: str, *arguments: str) -> list[str]:
-    return [sys.executable, "-P", "-W", "error", str(EXAMPLES / f"{name}.py"), *arguments]
+    python, *rest = on_one_core(str(EXAMPLES / f"{name}.py"), *arguments)
+    return [python, "-W", "error", *rest]
 
 
 def run(name: str, pair: Pair, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from cli_support import private_home
 from conftest import Pair
+from serve_support import on_one_core
 
 HEAVY = {"llama_cpp", "numpy", "rich", "huggingface_hub", "prompt_toolkit", "jinja2"}
 SHORT = ["-o", "max_tokens", "24", "-o", "temperature", "0"]
@@ -29,7 +30,7 @@ class Program:
 
     def __call__(self, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
-            [sys.executable, "-P", "-m", "llm", *arguments],
+            on_one_core("llm", *arguments),
             env=self.environment, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=120,
         )  # fmt: skip
         assert done.returncode == code, done.stderr
