@@ -13,7 +13,6 @@ import uuid
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import Any
 
 from . import backend, completion, vocab
@@ -91,7 +90,6 @@ class SpeculativeLlama:
         self.model_path = model_path
         self.draft_model_path = draft_model_path
         self.notices = self._pair.notices
-        self._vocab = self._pair.weights.vocab
         self._chat_format = chat_format
         self._template_made: ChatTemplate | None = None
 
@@ -205,6 +203,10 @@ class SpeculativeLlama:
         data = b"".join(self._piece(t) if not special else backend.piece(self._vocab, t, special=True) for t in tokens)
         starts_text = bool(tokens) and tokens[0] == self.token_bos() and data.startswith(b" ")
         return data[1:] if starts_text else data
+
+    @property
+    def _vocab(self) -> Any:
+        return self._pair.weights.vocab
 
     def _piece(self, token: int) -> bytes:
         return backend.piece(self._vocab, token)
@@ -486,13 +488,11 @@ class SpeculativeLlama:
         self._engine.load_state(state)
 
     def close(self) -> None:
-        """Free both models. Safe to call twice."""
+        """Stop what runs and free both models: every later call raises ConfigError. Safe to call twice."""
         self._finalizer()
 
     def __enter__(self) -> SpeculativeLlama:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()

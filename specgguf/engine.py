@@ -68,7 +68,7 @@ class Engine:
         self._adaptive: Adaptive | None = None
         self._lock = threading.RLock()
         self._owner: Iterator[Round] | None = None
-        self._cancelled = self._finishing = False
+        self._cancelled = self._finishing = self._closed = False
         if config.draft == "auto":
             self._controller(config)
 
@@ -77,11 +77,12 @@ class Engine:
         """Keep other threads out for a whole generation.
 
         Raises:
-            Busy: not free within `timeout` seconds (None waits).
+            Busy: not free within `timeout` seconds (None waits). ConfigError: the engine was closed.
         """
         if not self._lock.acquire(timeout=-1 if timeout is None else timeout):
             raise Busy("another thread is generating with this engine", hint="wait for it, or load a second engine")
         try:
+            self._check_open()
             yield
         finally:
             self._lock.release()
@@ -151,9 +152,7 @@ class Engine:
     ) -> Iterator[Round]:
         """What `start` makes, under the lock and the ownership rule, with statistics."""
         with self.hold(timeout):
-            if self._owner is not None:
-                self._owner.close()  # type: ignore[attr-defined]
-                self._owner = None
+            self._dismiss()
             self._cancelled = self._finishing = False
             for model in self._models():
                 model.resume()
@@ -165,7 +164,7 @@ class Engine:
                 stats.begin(len(prompt), n_cached)
         try:
             while True:
-                with self._lock:
+                with self.hold():
                     if self._owner is not rounds:
                         raise Busy("a newer generation took this engine over")
                     if self._cancelled:
@@ -201,12 +200,12 @@ class Engine:
 
     def save_state(self) -> dict[str, Any]:
         """Both caches, with what tells whether another pair may load them."""
-        with self._lock:
+        with self.hold():
             return {name: model.save() for name, model in self._named_models()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore `save_state`'s; a state of other models is refused and changes nothing."""
-        with self._lock:
+        with self.hold():
             models = self._named_models()
             if set(state) != {name for name, _ in models} or not all(m.fits(state[name]) for name, m in models):
                 raise ConfigError("this state was saved by other models or another context length")
@@ -219,9 +218,27 @@ class Engine:
 
     def clear(self) -> None:
         """Empty both caches."""
-        with self._lock:
-            if self._owner is not None:
-                self._owner.close()  # type: ignore[attr-defined]
-                self._owner = None
+        with self.hold():
+            self._dismiss()
             for model in self._models():
                 model.clear()
+
+    def close(self) -> None:
+        """Stop what runs, in another thread too, and free both contexts, the draft's first. Safe to call twice;
+        whatever else is asked of the engine from then on raises ConfigError."""
+        self._closed = True
+        self.cancel()
+        with self._lock:
+            self._dismiss()
+            for model in self._models():
+                model.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ConfigError("these models were closed", hint="load them again")
+
+    def _dismiss(self) -> None:
+        """End the generation that owns the caches."""
+        if self._owner is not None:
+            self._owner.close()  # type: ignore[attr-defined]
+            self._owner = None

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from .errors import SpecggufError
+from .errors import BackendError, ModelNotFound, SpecggufError
 
 MAGIC = b"GGUF"
 _SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
@@ -180,6 +180,18 @@ def _tensor(reader: _Reader) -> Tensor:
         raise GgufError("the GGUF header is damaged")
     dims = tuple(int(reader.unpack("Q")) for _ in range(n_dims))
     return Tensor(name, dims, int(reader.unpack("I")), int(reader.unpack("Q")))
+
+
+def check_gguf(path: str) -> None:
+    """Refuse what llama.cpp would refuse in words that nobody understands."""
+    if not os.path.exists(path):
+        raise ModelNotFound(f"no such file: {path}", hint="a model is a .gguf file, org/repo:quant, or a preset")
+    if os.path.isdir(path):
+        raise ModelNotFound(f"{path} is a folder", hint="name the .gguf file in it")
+    with open(path, "rb") as file:
+        magic = file.read(4)
+    if magic != MAGIC:
+        raise BackendError(f"{path} is not a GGUF file (it starts with {magic!r})")
 
 
 def shards(name: str) -> list[str]:

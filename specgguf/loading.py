@@ -46,9 +46,7 @@ class Pair:
 
     def close(self) -> None:
         """Free both, the draft first."""
-        if self.engine.draft_model is not None:
-            self.engine.draft_model.close()
-        self.engine.target.close()
+        self.engine.close()
         if self.draft_weights is not None and self.draft_weights is not self.weights:
             self.draft_weights.close()
         self.weights.close()

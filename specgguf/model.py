@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 
 from . import backend, header, rewind
-from .errors import BackendError, Cancelled, ContextFull, ModelNotFound
+from .errors import BackendError, Cancelled, ConfigError, ContextFull
 
-GGUF_MAGIC = b"GGUF"
 _STOPPED = "stopped while reading the prompt"
 
 
@@ -53,37 +52,36 @@ class Weights:
     def __init__(self, path: str | os.PathLike[str], keywords: Mapping[str, Any] | None = None) -> None:
         self.path = os.fspath(path)
         self.keywords = dict(keywords or {})
-        check_gguf(self.path)
+        header.check_gguf(self.path)
         backend.start()
         import llama_cpp
 
-        self.llama: Any = None
+        self._llama: Any = None
         try:
-            self.llama = llama_cpp.Llama(self.path, n_ctx=32, n_batch=8, n_ubatch=8, verbose=False, **self.keywords)
+            self._llama = llama_cpp.Llama(self.path, n_ctx=32, n_batch=8, n_ubatch=8, verbose=False, **self.keywords)
         except (ValueError, RuntimeError) as error:
             why = backend.last_log_error() or str(error)
             raise BackendError(f"llama.cpp could not load {self.path}: {why}") from error
-        self.vocab = backend.vocab(self.llama)
         self.n_vocab = backend.vocab_size(self.vocab)
         self.eog = backend.eog_tokens(self.vocab)
         self.metadata: dict[str, str] = dict(self.llama.metadata)
 
+    @property
+    def llama(self) -> Any:
+        """The `llama_cpp.Llama`. After `close` it raises ConfigError, and so does `vocab`."""
+        if self._llama is None:
+            raise ConfigError(f"{self.path} was closed", hint="load it again")
+        return self._llama
+
+    @property
+    def vocab(self) -> Any:
+        """The native vocabulary, which dies with the file."""
+        return backend.vocab(self.llama)
+
     def close(self) -> None:
-        if self.llama is not None:
-            self.llama.close()
-            self.llama = None
-
-
-def check_gguf(path: str) -> None:
-    """Refuse what llama.cpp would refuse in words that nobody understands."""
-    if not os.path.exists(path):
-        raise ModelNotFound(f"no such file: {path}", hint="a model is a .gguf file, org/repo:quant, or a preset")
-    if os.path.isdir(path):
-        raise ModelNotFound(f"{path} is a folder", hint="name the .gguf file in it")
-    with open(path, "rb") as file:
-        magic = file.read(4)
-    if magic != GGUF_MAGIC:
-        raise BackendError(f"{path} is not a GGUF file (it starts with {magic!r})")
+        if self._llama is not None:
+            self._llama.close()
+            self._llama = None
 
 
 class Model:
@@ -269,9 +267,10 @@ class Model:
 
     def clear(self) -> None:
         """Empty the cache."""
+        self._dirty = True
+        self.tokens.clear()
         backend.clear(self._ctx)
         self.way.reset()
-        self.tokens.clear()
         self._dirty = False
 
     def save(self) -> dict[str, Any]:
@@ -290,10 +289,12 @@ class Model:
             BackendError: llama.cpp refused it; the cache is empty.
         """
         self.clear()
+        self._dirty = True  # until the tokens are here too, what it holds is nobody's
         if not backend.set_state(self._ctx, saved["data"]):
             self.clear()
             raise BackendError("llama.cpp refused the saved state")
         self.tokens[:] = saved["tokens"]
+        self._dirty = False
         self._check()
 
     @property

@@ -192,6 +192,49 @@ def test_cancel_in_decode(llm: SpeculativeLlama, reference: SpeculativeLlama, st
     is_sound(llm, reference)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_close_while_another_thread_generates(make: Callable[..., SpeculativeLlama], stream: bool) -> None:
+    """The contexts are freed between two rounds, never under one."""
+    llm = make()
+    running = Background(lambda: list(llm.create_completion(PROMPT, stream=stream, max_tokens=None, **GREEDY)))
+    until(lambda: llm.stats.n_rounds > 2, "it runs")
+    llm.close()
+    with pytest.raises(ConfigError, match="closed"):
+        running.result()
+
+
+CLOSED: dict[str, Callable[[SpeculativeLlama], object]] = {
+    "generate": lambda llm: next(llm.generate([1, 2, 3], SamplingParams(max_tokens=4))),
+    "create_completion": lambda llm: llm.create_completion([1, 2, 3], max_tokens=4),
+    "tokenize": lambda llm: llm.tokenize(b"a"),
+    "detokenize": lambda llm: llm.detokenize([5, 6]),
+    "reset": lambda llm: llm.reset(),
+    "save_state": lambda llm: llm.save_state(),
+    "load_state": lambda llm: llm.load_state({}),
+}
+
+
+@pytest.fixture(scope="module")
+def closed(make: Callable[..., SpeculativeLlama]) -> SpeculativeLlama:
+    """Closed in the middle of a generation, whose iterator is still held when it is resumed."""
+    llm = make()
+    rounds = llm.generate(llm.tokenize(PROMPT.encode()), SamplingParams(temperature=0.0, max_tokens=40))
+    next(rounds)
+    llm.close()
+    with pytest.raises(ConfigError, match="closed"):
+        next(rounds)
+    return llm
+
+
+@pytest.mark.parametrize("call", CLOSED)
+def test_after_close_every_call_is_refused_by_name(closed: SpeculativeLlama, call: str) -> None:
+    """Where the freed context would be touched, the process would end."""
+    with pytest.raises(ConfigError, match="closed"):
+        CLOSED[call](closed)
+    closed.cancel()
+    closed.close()
+
+
 @pytest.mark.parametrize("chunk", [1, 2, 4, 5, 6, 8])
 def test_cancel_in_prefill(
     make: Callable[..., SpeculativeLlama],

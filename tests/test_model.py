@@ -20,7 +20,8 @@ from contexts import KEYWORDS, MEMORIES, NOISE, TEXT, Opened, opened_as
 
 from specgguf import backend
 from specgguf.errors import BackendError, Cancelled, ContextFull, ModelNotFound
-from specgguf.model import Model, Weights, check_gguf, common_prefix
+from specgguf.header import check_gguf
+from specgguf.model import Model, Weights, common_prefix
 
 
 @pytest.fixture(scope="module", params=MEMORIES)
