@@ -203,10 +203,12 @@ class Preset:
     def keywords(self) -> dict[str, Any]:
         """What this preset says to `specgguf.SpeculativeLlama`."""
         names = (
-            "n_ctx n_gpu_layers n_batch n_ubatch n_threads flash_attn type_k type_v draft_type_k draft_type_v draft_max"
+            "n_ctx n_gpu_layers n_batch n_ubatch n_threads flash_attn type_k type_v draft_type_k draft_type_v "
+            "draft_first draft_max"
         )
         chosen = {name: getattr(self, name) for name in names.split()}
-        return {k: v for k, v in chosen.items() if v is not None} | {"draft_flash_attn": self.flash_attn}
+        chosen |= {"draft_flash_attn": self.flash_attn, "draft_n_gpu_layers": self.n_gpu_layers}
+        return {k: v for k, v in chosen.items() if v is not None}
 
     @property
     def files(self) -> tuple[ModelFile | str, ...]:

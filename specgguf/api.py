@@ -49,6 +49,7 @@ class SpeculativeLlama:
         strict: rows of every batch width bit-identical on CPU with F32, F16, Q8_0, Q4_0, Q4_1 weights: greedy
             text equals plain decoding token for token, at the price of slower plain steps.
         seed: makes calls without a seed of their own repeatable; 0 is a seed, None draws one.
+        draft_first: the draft length while nothing was measured yet.
         draft_temperature: the draft's own temperature (any is exact); None takes the target's.
         chat_format: one of llama-cpp-python's formats instead of the file's own template.
         trace: a file that gets a JSON line per decision of the adaptive controller, or a callable for the records.
@@ -74,12 +75,13 @@ class SpeculativeLlama:
         verify: str = "auto",
         strict: bool = False,
         seed: int | None = None,
+        draft_first: int = 3,
         draft_temperature: float | None = None,
         chat_format: str | None = None,
         trace: str | Trace | None = None,
         **keywords: Any,
     ) -> None:
-        config = DraftConfig(draft, draft_max, verify, draft_temperature)
+        config = DraftConfig(draft, draft_max, verify, draft_temperature, draft_first)
         keywords |= {"n_ctx": n_ctx, "n_gpu_layers": n_gpu_layers}
         trace = to_file(trace) if isinstance(trace, str) else trace
         self._pair = open_pair(model_path, draft_model_path, config, strict=strict, keywords=keywords, trace=trace)
@@ -292,6 +294,8 @@ class SpeculativeLlama:
                     reason = round.finish_reason
             finally:
                 rounds.close()  # type: ignore[attr-defined]
+            if reason is None and (held := cutter.flush()):
+                yield Piece(held, -1)
             yield Final(reason or "length", len(prompt), cutter.n_tokens, self.last.timings())
 
         return items()

@@ -131,6 +131,7 @@ class DraftConfig:
     Attributes:
         draft: "auto" (0..draft_max, adaptive), "off", or an int: always that many.
         draft_max: the most tokens drafted in one round, 1..16.
+        draft_first: the draft length while nothing was measured yet.
         verify: "auto", "token" (Leviathan et al. 2023) or "block" (Sun et al. 2025).
         temperature: the draft's own temperature; None takes the target's. Any value is exact.
     """
@@ -139,8 +140,10 @@ class DraftConfig:
     draft_max: int = DRAFT_MAX_DEFAULT
     verify: str = "auto"
     temperature: float | None = None
+    draft_first: int = 3
 
     def __post_init__(self) -> None:
+        require_whole("draft_first", self.draft_first, 0, DRAFT_MAX_LIMIT)
         require_whole("draft_max", self.draft_max, 1, DRAFT_MAX_LIMIT)
         if self.verify not in ("auto", "token", "block"):
             raise ConfigError(f"verify must be auto, token or block, not {self.verify!r}")

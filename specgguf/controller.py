@@ -48,6 +48,7 @@ class Adaptive:
         draft_max: the most tokens in a round.
         costs: measured costs, kept and corrected here.
         has_model: False where only lookups draft.
+        draft_first: the draft length while nothing was measured yet.
         trace: called with one record (a JSON-able dict) per decision.
     """
 
@@ -57,11 +58,13 @@ class Adaptive:
         costs: Costs,
         *,
         has_model: bool = True,
+        draft_first: int = 3,
         trace: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
         self.draft_max = draft_max
         self.costs = costs
         self.has_model = has_model
+        self.draft_first = draft_first
         self.acceptance = Acceptance(draft_max)
         self.rest_reason = ""
         self._trace = trace
@@ -140,7 +143,7 @@ class Adaptive:
         if self._first:
             return 0, 0, "first token"
         if not self.costs.known:
-            return min(k_max, 3), 0, "measuring"
+            return min(k_max, self.draft_first), 0, "measuring"
         plain = self.speed(0)
         hopeless = max((k + 1) / self._seconds(k) for k in range(1, self.draft_max + 1)) < PAYS_ABOVE * plain
         if hopeless:

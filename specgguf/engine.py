@@ -138,8 +138,13 @@ class Engine:
             return Fixed(config.draft)
         if self._adaptive is None or self._adaptive.draft_max != config.draft_max:
             costs = costs_for(self.target, self.draft_model, config.draft_max)
-            has_model = self.drafter is not None
-            self._adaptive = Adaptive(config.draft_max, costs, has_model=has_model, trace=self._trace)
+            self._adaptive = Adaptive(
+                config.draft_max,
+                costs,
+                has_model=self.drafter is not None,
+                draft_first=config.draft_first,
+                trace=self._trace,
+            )
         self._adaptive.new_turn()
         return self._adaptive
 
