@@ -89,6 +89,9 @@ class FakeEngine:
         assert stream
         self.asked.append([dict(m) for m in messages])
         self.keywords.append(keywords)
+        return self._generate(len(self.asked) - 1, messages)
+
+    def _generate(self, n: int, messages: Sequence[dict[str, Any]]) -> Generator[dict[str, Any], None, None]:
         self._cancelled = False
         prompt = self.render(messages)
         n_cached = 0
@@ -98,7 +101,6 @@ class FakeEngine:
         for stats in (self.last, self.stats):
             stats.begin(len(prompt), n_cached)
             stats.n_prefilled += len(prompt) - n_cached
-        n = len(self.asked) - 1
         if n == self._hang_in_prefill:
             self._hang()
         answer = self.script[min(n, len(self.script) - 1)]
