@@ -121,8 +121,7 @@ class SpeculativeLlama:
         def path(repo: str, file: str | None) -> str:
             return str(hub.resolve(f"{repo}:{file.strip('*')}" if file else repo, offline=offline))
 
-        target = path(repo_id, filename)
-        return cls(target, path(draft_repo_id, draft_filename) if draft_repo_id else None, **keywords)
+        return cls(path(repo_id, filename), path(draft_repo_id, draft_filename) if draft_repo_id else None, **keywords)
 
     # --- what it is ---------------------------------------------------------------------------------------
 
@@ -408,8 +407,7 @@ class SpeculativeLlama:
         request = tool_request(tools, tool_choice, response_format, functions, function_call)
         if request.tools and not request.forced and not self._template.knows_tools:
             raise Unsupported("this model's chat template knows no tools", hint="force one with tool_choice")
-        if grammar is None:
-            grammar = request.grammar
+        grammar = request.grammar if grammar is None else grammar
         wanted = (top_logprobs or 0) if logprobs else None
         params, config = completion_params(self._config, {**locals(), "logprobs": wanted})
         params = replace(params, stop=(*params.stop, *self._template.stop))

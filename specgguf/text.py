@@ -33,7 +33,7 @@ class Piece:
     Attributes:
         text: whole characters; "" for special tokens and while a character or a possible stop string is
             pending. Text that was pending belongs to the token that releases it.
-        token: the id.
+        token: the id; -1 for the text still held back where a generation was ended by `finish`.
         from_draft: whether the draft wrote this token.
         eog: an end-of-generation token: committed, but not counted by usage; its text is what was pending.
         logprob: the token's log-probability, when asked for.

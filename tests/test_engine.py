@@ -291,6 +291,20 @@ def test_finish_in_a_stream(llm: SpeculativeLlama) -> None:
     assert len(chunks) <= 2 + 3, "the round it was in, and the last chunk"
 
 
+def test_finish_keeps_what_might_have_become_a_stop_string(llm: SpeculativeLlama, reference: SpeculativeLlama) -> None:
+    """Every end of what follows could begin one of these, so the stream is always some characters behind."""
+    reference.reset()
+    whole = text(reference, max_tokens=None)
+    stops = [character + "\x01" for character in set(whole)]
+    stream: Any = llm.create_completion(PROMPT, stream=True, max_tokens=None, stop=stops, **GREEDY)
+    said = [next(stream)["choices"][0]["text"]]
+    llm.finish()
+    said += [chunk["choices"][0]["text"] for chunk in stream]
+    n_tokens = llm.last.n_generated
+    reference.reset()
+    assert "".join(said) == text(reference, max_tokens=n_tokens)
+
+
 # --- states -----------------------------------------------------------------------------------------------------
 
 
