@@ -71,7 +71,7 @@ class Costs:
             costs = cls(widths, verify_s, float(saved["draft_s"]), float(saved["sync_s"]))
         except (KeyError, TypeError, ValueError, AttributeError):
             return None
-        return costs if costs.known and widths in verify_s else None
+        return costs if costs.known and widths in verify_s and all(s > 0.0 for s in verify_s.values()) else None
 
     @property
     def known(self) -> bool:
@@ -82,11 +82,11 @@ class Costs:
         """Seconds of a target pass over `width` tokens: interpolated between the nearest measured widths, and
         never above a wider one, whose tokens include these (a slow sample at load would otherwise stay)."""
         wider = min((s for n, s in self._seen.items() if n >= width), default=None)
-        if width in self._seen:
-            return min(self._seen[width], wider or 0.0)
         below = max((n for n in self._seen if n < width), default=None)
-        if below is None or wider is None:
-            return wider or (self._seen[below] if below else 0.0)
+        if wider is None:
+            return self._seen[below] if below else 0.0
+        if width in self._seen or below is None:
+            return wider
         above = min(n for n in self._seen if n > width)
         share = (width - below) / (above - below)
         return min(wider, (1 - share) * self.verify(below) + share * self.verify(above))

@@ -80,9 +80,13 @@ class _NativeStderr:
 
     def __enter__(self) -> _NativeStderr:
         self._one_at_a_time.acquire()
-        self._file = tempfile.TemporaryFile()
-        self._saved = os.dup(2)
-        os.dup2(self._file.fileno(), 2)
+        try:
+            self._file = tempfile.TemporaryFile()
+            self._saved = os.dup(2)
+            os.dup2(self._file.fileno(), 2)
+        except BaseException:
+            self._one_at_a_time.release()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -118,7 +118,8 @@ def test_saved_costs_come_back_or_do_not_serve() -> None:
     assert [again.verify(n) for n in range(1, 7)] == [costs.verify(n) for n in range(1, 7)]
     assert (again.draft_s, again.sync_s) == (0.01, 0.002)
     wrong: list[Any] = [{}, {**saved, "draft_s": None}, {**saved, "verify_s": {"one": 1}}, {**saved, "verify_s": [1]}]
-    assert [Costs.from_json(6, w) for w in wrong] == [None] * 4
+    wrong += [{**saved, "verify_s": {**saved["verify_s"], "1": damaged}} for damaged in (0, -1.0, math.nan)]
+    assert [Costs.from_json(6, w) for w in wrong] == [None] * len(wrong)
     assert Costs.from_json(8, saved) is None, "a wider pass was never measured"
 
 
