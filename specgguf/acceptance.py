@@ -34,7 +34,8 @@ class Count:
 
     @property
     def mean(self) -> float:
-        return self.survived / self.weight if self.weight > 0.0 else 0.0
+        # Block verification's P may rise along a draft, so `lost` may be negative for a while.
+        return min(self.survived / self.weight, 1.0) if self.weight > 0.0 else 0.0
 
     def add(self, survived: float, lost: float) -> None:
         keep = 1.0 - (1.0 - GAMMA) * min(survived + lost, 1.0)
@@ -59,7 +60,7 @@ class Acceptance:
     def at(self, position: int) -> float:
         """The chance that the token at `position` (from 0) is accepted once it is reached."""
         own = self.by_position[position]
-        return (own.survived + POOLED_WEIGHT * self.pooled.mean) / (own.weight + POOLED_WEIGHT)
+        return min((own.survived + POOLED_WEIGHT * self.pooled.mean) / (own.weight + POOLED_WEIGHT), 1.0)
 
     def given(self, confidence: float) -> float:
         """The chance that a token drafted with this confidence is accepted, once reached."""
