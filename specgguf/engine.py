@@ -213,7 +213,7 @@ class Engine:
         with self.hold():
             models = self._named_models()
             if set(state) != {name for name, _ in models} or not all(m.fits(state[name]) for name, m in models):
-                raise ConfigError("this state was saved by other models or another context length")
+                raise ConfigError("this state is of other models, or longer than this context")
             self.clear()
             for name, model in models:
                 model.load(state[name])

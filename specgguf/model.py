@@ -274,7 +274,7 @@ class Model:
         self._dirty = False
 
     def save(self) -> dict[str, Any]:
-        """The cache, for `load` by a model of the same file and context length."""
+        """The cache, for `load` by a model of the same file, loaded alike, whose context can hold it."""
         self._resync()
         return {"model": self._identity, "tokens": list(self.tokens), "data": backend.get_state(self._ctx)}
 
@@ -301,7 +301,9 @@ class Model:
     def _identity(self) -> dict[str, Any]:
         """What two files must share for a cache of one to mean the same in the other."""
         description = {k: v for k, v in self.weights.metadata.items() if not k.startswith("tokenizer.")}
-        return {"metadata": description, "n_vocab": self.n_vocab, "file": header.fingerprint(self.weights.path)}
+        shaping = {k: v for k, v in self.weights.keywords.items() if k.startswith(("lora_", "rope_", "yarn_", "kv_"))}
+        file = header.fingerprint(self.weights.path)
+        return {"metadata": description, "n_vocab": self.n_vocab, "file": file, "keywords": shaping}
 
     def close(self) -> None:
         """Free the context; the weights stay loaded."""

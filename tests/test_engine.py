@@ -331,8 +331,10 @@ def test_a_state_of_other_models_is_refused(
     with (
         SpeculativeLlama(str(tiny_pair.target), str(tiny_pair.draft), n_ctx=64, **ONE) as other,
         SpeculativeLlama(str(tiny_chat.target), n_ctx=N_CTX, **ONE) as alone,
+        SpeculativeLlama(str(tiny_chat.target), str(tiny_chat.draft), n_ctx=N_CTX, rope_freq_base=5e3, **ONE) as bent,
     ):
-        for state in (other.save_state(), alone.save_state(), {}, {"target": held["draft"], "draft": held["target"]}):
+        wrong = [other.save_state(), alone.save_state(), bent.save_state(), {}]
+        for state in (*wrong, {"target": held["draft"], "draft": held["target"]}):
             with pytest.raises(ConfigError, match="other models"):
                 llm.load_state(state)
     is_sound(llm, reference)
