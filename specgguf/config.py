@@ -145,6 +145,8 @@ class DraftConfig:
     def __post_init__(self) -> None:
         require_whole("draft_first", self.draft_first, 0, DRAFT_MAX_LIMIT)
         require_whole("draft_max", self.draft_max, 1, DRAFT_MAX_LIMIT)
+        if self.temperature is not None:
+            require_number("draft_temperature", self.temperature, -math.inf, math.inf)
         if self.verify not in ("auto", "token", "block"):
             raise ConfigError(f"verify must be auto, token or block, not {self.verify!r}")
         object.__setattr__(self, "draft", parse_draft(self.draft))

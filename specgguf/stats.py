@@ -22,7 +22,7 @@ class Stats:
         n_prefilled: prompt tokens that the target read. n_replayed: tokens that it read again, because its memory
             could only go back further than was needed; the time counts as verifying.
         n_generated: committed tokens, an end-of-generation token included.
-        n_rounds: passes of the target.
+        n_rounds: passes of the target. n_resting: those of them that checked no draft.
         draft_n, draft_n_accepted: drafted and accepted tokens.
         drafted_by_position, reached_by_position, accepted_by_position: per position in the draft, from 0. A
             position is reached when all before it were accepted.

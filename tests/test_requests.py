@@ -198,3 +198,10 @@ def test_the_old_form_of_tools_is_refused_by_name(arguments: Any) -> None:
     (name,) = arguments
     with pytest.raises(Unsupported, match=f"^{name} is not supported: use tool"):
         tool_request(None, None, None, **arguments)
+
+
+@pytest.mark.parametrize("temperature", ["hot", float("nan"), True])
+def test_a_wrong_draft_temperature_is_refused_by_its_own_name(temperature: Any) -> None:
+    """When the settings are made, not when the first token is drawn."""
+    with pytest.raises(ConfigError, match="draft_temperature"):
+        DraftConfig(temperature=temperature)
