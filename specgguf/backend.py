@@ -146,11 +146,6 @@ def n_swa(llama: Any) -> int:
     return int(llama_cpp.llama_model_n_swa(llama.model))
 
 
-def synchronize(ctx: Context) -> None:
-    """Wait for the device: on a GPU the clock may stop only after this."""
-    llama_cpp.llama_synchronize(ctx)
-
-
 # --- batches and decoding ---------------------------------------------------------------------------------
 
 

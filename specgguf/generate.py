@@ -112,7 +112,7 @@ class _Run:
         """Plan, draft, verify, commit, rewind."""
         lap = _laps(self.clock)
         offer = self.lookup.offer(self.committed) if self.lookup is not None else None
-        plan = controller.plan(self.room) if offer is None else controller.plan(self.room, offer)
+        plan = controller.plan(self.room, offer)
         n_context = len(self.committed)
         probe = self._probe(plan)
         draft = self._draft(plan)
