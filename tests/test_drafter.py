@@ -187,7 +187,7 @@ def p_of(committed: Sequence[int], i: int) -> Law:
 
 
 @pytest.mark.parametrize("memory", ["plain", "checkpoint", "never"])
-@pytest.mark.parametrize("n_read", [0, 1, 10, 19])
+@pytest.mark.parametrize("n_read", [0, 1, 10, 15, 19])
 def test_scores_are_the_overlaps_of_the_laws(memory: str, n_read: int) -> None:
     drafter, model = make(memory=memory)
     if n_read:
