@@ -26,6 +26,7 @@ MAX_RULES = 10_000
 MAX_NESTING = 256
 MAX_LENGTH = 2**18  # characters: beyond it, each token costs llama.cpp seconds
 MAX_REPETITIONS = 2000  # llama.cpp's own
+MAX_WRITTEN_OUT = 2**21  # characters: llama.cpp copies what it repeats, 60 bytes for each
 N_KEPT = 20  # states kept behind the newest one: more than the longest draft
 
 
@@ -165,7 +166,7 @@ def json_grammar(schema: Any = None) -> str:
         _check_counts(tree)
         if "$ref" in tree:  # the converter overlooks the definitions beside a reference at the top
             tree["anyOf"] = [{"$ref": tree.pop("$ref")}]
-        return str(llama_grammar.json_schema_to_gbnf(json.dumps(tree)))
+        return _flattened(str(llama_grammar.json_schema_to_gbnf(json.dumps(tree))))
     except RecursionError:
         raise ConfigError("JSON schema: it refers to itself without end, or is nested too deeply") from None
     except Exception as e:  # the converter raises whatever its code runs into
@@ -174,26 +175,71 @@ def json_grammar(schema: Any = None) -> str:
 
 
 def _check_counts(schema: Any) -> None:
-    """Refuse counts that llama.cpp refuses too, before the converter writes them out."""
-    if isinstance(schema, dict):
-        for key in ("minLength", "maxLength", "minItems", "maxItems"):
-            count = schema.get(key)
+    """Refuse what the converter would write out at any length, or pass over."""
+    if isinstance(schema, list):
+        for value in schema:
+            _check_counts(value)
+    if not isinstance(schema, dict):
+        return
+    for what in ("Length", "Items"):
+        least, most = (schema.get(f"{bound}{what}") for bound in ("min", "max"))
+        for key, count in ((f"min{what}", least), (f"max{what}", most)):
             if isinstance(count, int | float) and count > MAX_REPETITIONS:
                 raise ValueError(f"{key} of more than {MAX_REPETITIONS:,} is not supported")
-    for value in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
-        _check_counts(value)
+        if isinstance(least, int) and isinstance(most, int) and least > most:
+            raise ValueError(f"min{what} is more than max{what}")
+    if isinstance(pattern := schema.get("pattern"), str):
+        for count in re.findall(r"(?<=[{,])\d+(?=[,}])", pattern):
+            if len(count) > 6 or int(count) > MAX_REPETITIONS:
+                raise ValueError(f"a pattern that repeats more than {MAX_REPETITIONS:,} times is not supported")
+    for key in ("enum", "anyOf", "oneOf"):
+        if schema.get(key) == []:
+            raise ValueError(f"{key} is empty: nothing could be written")
+    for key, value in schema.items():
+        if key not in ("const", "enum", "default", "examples"):  # values, not schemas
+            _check_counts(value)
+
+
+QUOTED = r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]'  # a literal or a class
+COMMENT = re.compile(rf"({QUOTED})|#[^\r\n]*")
+TOKENS = re.compile(rf"({QUOTED})|\{{\s*([0-9]+)\s*(?:,\s*([0-9]*)\s*)?\}}|(\S)")
+NESTED = re.compile(rf'{QUOTED}|\(((?:{QUOTED}|[^()"\[\]])+?)((?: \(\1)+)((?:\)\?)+)')
+
+
+def _flattened(gbnf: str) -> str:
+    """The converter's `(x (x (x)?)?)?` as `(x){0,3}`: a maximum is no reason to nest."""
+
+    def flat(found: re.Match[str]) -> str:
+        body, more, ends = found[1], found[2], found[3]
+        if body is None:
+            return found[0]
+        n, n_ends = 1 + len(more) // len(f" ({body}"), len(ends) // len(")?")
+        return f"({body}){{0,{n}}}" + ")?" * (n_ends - n) if n_ends >= n else found[0]
+
+    return NESTED.sub(flat, gbnf)
 
 
 def _too_large(gbnf: str) -> str:
-    """Why llama.cpp's recursive parser must not see `gbnf`, or "": it overflows its stack at 100,000."""
+    """Why llama.cpp's parser must not see `gbnf`, or "": it overflows its stack when nested 100,000 deep, and
+    takes all memory for repetitions without measure."""
     if gbnf.count("::=") > MAX_RULES:
         return f"it has more than {MAX_RULES:,} rules"
     if len(gbnf) > MAX_LENGTH:
         return f"it is longer than {MAX_LENGTH:,} characters"
-    depth = deepest = 0
-    for character in re.sub(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#.*|[^()]', "", gbnf):
-        depth += 1 if character == "(" else -1
-        deepest = max(deepest, depth)
+    depth = deepest = n_written = 0
+    last = ""
+    for item, least, most, other in TOKENS.findall(COMMENT.sub(r"\1", gbnf)):
+        if least:
+            bounds = [int(n[:9]) for n in (least, most) if n]
+            if bounds[0] > bounds[-1]:  # llama.cpp would count from the one to the other for ever
+                return f"it repeats at least {bounds[0]} and at most {bounds[-1]} times"
+            n_written += len(last) * bounds[-1]
+        elif other in ("(", ")"):
+            depth += 1 if other == "(" else -1
+            deepest = max(deepest, depth)
+        last = item or other or last
+    if n_written > MAX_WRITTEN_OUT:
+        return f"its repetitions amount to more than {MAX_WRITTEN_OUT:,} characters"
     return f"it nests more than {MAX_NESTING} deep" if deepest > MAX_NESTING else ""
 
 

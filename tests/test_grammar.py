@@ -166,6 +166,10 @@ def test_characters_split_over_tokens(vocab: Any, everything: np.ndarray) -> Non
         ('root ::= "a\0"', "NUL"),
         ("root ::= " + "(" * 100_000 + '"a"' + ")" * 100_000, "nests"),
         ("\n".join(f"r{i} ::= r{i + 1}" for i in range(100_000)), "rules"),
+        ('root ::= "a"{3,1}', "at least 3 and at most 1"),
+        ("root ::= [a]{3 , # {1,3}\r 1 }", "at least 3 and at most 1"),
+        ('root ::= "' + "a" * 2000 + '"{2000}', "repetitions"),
+        ("root ::= " + '"a"{2000} ' * 10_000, "repetitions"),
     ],
 )
 def test_bad_grammars_are_refused_in_one_line(
@@ -181,7 +185,17 @@ def test_bad_grammars_are_refused_in_one_line(
 
 @pytest.mark.parametrize(
     "schema",
-    ['{"type": "foo"}', "[]", "nope", {"$ref": "#/definitions/x"}, {"$ref": "https://x.y/z"}, {1: object()}],
+    [
+        '{"type": "foo"}',
+        "[]",
+        "nope",
+        {"$ref": "#/definitions/x"},
+        {"$ref": "https://x.y/z"},
+        {1: object()},
+        {"type": "string", "minLength": 3, "maxLength": 1},
+        {"type": "string", "pattern": "^a{1000000000}$"},
+        {"anyOf": [{"enum": []}]},
+    ],
 )
 def test_bad_schemas_are_refused_in_one_line(schema: Any) -> None:
     with pytest.raises(ConfigError, match="JSON schema: ") as caught:
@@ -199,6 +213,34 @@ def test_schemas(vocab: Any) -> None:
         "$ref": "#/$defs/N",
     }
     assert after(vocab, json_grammar(recursive), '{"n": {"n": {}}}')
+
+
+def test_what_looks_like_a_repetition_may_be_text(vocab: Any) -> None:
+    assert after(vocab, 'root ::= "{3,1}" [{3,1}] # {3,1}', "{3,1},")
+    assert after(vocab, json_grammar({"enum": ["(a (a (a)?)?)?"]}), '"(a (a (a)?)?)?"')
+    assert after(vocab, json_grammar({"const": {"enum": [], "minItems": 10**6}}), '{"enum": [], "minItems": 1000000}')
+
+
+@pytest.mark.parametrize(
+    ("schema", "unit", "gap"),
+    [
+        ({"type": "string"}, "a", ""),
+        ({"type": "string", "pattern": "^[(a)]{5,300}$"}, "a", ""),
+        ({"type": "array", "items": {"type": "string", "maxLength": 3}}, '"aaa"', ","),
+        ({"type": "array", "items": {"type": "integer"}}, "1", ","),
+    ],
+)
+def test_a_maximum_is_no_nesting(vocab: Any, everything: np.ndarray, schema: Any, unit: str, gap: str) -> None:
+    """The converter writes (x (x (x)?)?)?; 300 of them are a small grammar all the same."""
+    open_, close = ("[", "]") if gap else ('"', '"')
+    kind = "Items" if gap else "Length"
+    for least in (0, 5):
+        bounds = {} if "pattern" in schema else {f"min{kind}": least, f"max{kind}": 300}
+        gbnf = json_grammar({**schema, **bounds})
+        assert after(vocab, gbnf, open_ + gap.join([unit] * 300) + close)
+        for n in (301, 4) if least else (301,):
+            with pytest.raises(BackendError):
+                after(vocab, gbnf, open_ + gap.join([unit] * n) + close)
 
 
 def test_grammar_text() -> None:
