@@ -75,7 +75,7 @@ class SpeculativeLlama:
         verify: str = "auto",
         strict: bool = False,
         seed: int | None = None,
-        draft_first: int = 3,
+        draft_first: int = 4,
         draft_temperature: float | None = None,
         chat_format: str | None = None,
         trace: str | Trace | None = None,
@@ -97,7 +97,8 @@ class SpeculativeLlama:
 
     @classmethod
     def from_preset(cls, name: str, *, offline: bool | None = None, **keywords: Any) -> SpeculativeLlama:
-        """Load a preset's pair ("auto": the one for this machine), downloaded if need be; `keywords` override it."""
+        """Load a preset's pair ("auto": the one for this machine), downloaded if need be; `keywords` override it. The
+        maker's sampling (`presets.load(name).sampling`) is for the calls, and not applied here."""
         from . import fit, hub, remote
 
         preset, _ = fit.named(name, offline=remote.is_offline() if offline is None else offline)
@@ -122,8 +123,6 @@ class SpeculativeLlama:
             return str(hub.resolve(f"{repo}:{file.strip('*')}" if file else repo, offline=offline))
 
         return cls(path(repo_id, filename), path(draft_repo_id, draft_filename) if draft_repo_id else None, **keywords)
-
-    # --- what it is ---------------------------------------------------------------------------------------
 
     @property
     def draft(self) -> int | str:
@@ -286,16 +285,17 @@ class SpeculativeLlama:
         rounds, cutter = self._rounds(prompt, params, config, timeout)
 
         def items() -> Items:
-            reason = None
+            reason, stats = None, self.last
             try:
                 for round in rounds:
+                    stats = self.last  # another thread's generation begins its own
                     yield from cutter.take(round.n_from_draft, round.logprobs)
                     reason = round.finish_reason
             finally:
                 rounds.close()  # type: ignore[attr-defined]
             if reason is None and (held := cutter.flush()):
                 yield Piece(held, -1)
-            yield Final(reason or "length", len(prompt), cutter.n_tokens, self.last.timings())
+            yield Final(reason or "length", len(prompt), cutter.n_tokens, stats.timings())
 
         return items()
 
@@ -456,8 +456,6 @@ class SpeculativeLlama:
             raise Unsupported("this model has no fill-in-the-middle tokens, so suffix cannot be used")
         prefix = self.tokenize(prompt.encode(), add_bos=False) if isinstance(prompt, str) else list(prompt)
         return [marks[0], *prefix, marks[1], *self.tokenize(suffix.encode(), add_bos=False), marks[2]]
-
-    # --- control ------------------------------------------------------------------------------------------
 
     def cancel(self) -> None:
         """Stop the running generation, from any thread or a signal handler: it raises Cancelled within a round,

@@ -140,7 +140,7 @@ class DraftConfig:
     draft_max: int = DRAFT_MAX_DEFAULT
     verify: str = "auto"
     temperature: float | None = None
-    draft_first: int = 3
+    draft_first: int = 4
 
     def __post_init__(self) -> None:
         require_whole("draft_first", self.draft_first, 0, DRAFT_MAX_LIMIT)

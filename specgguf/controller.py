@@ -14,13 +14,12 @@ from typing import Any
 
 from .acceptance import Acceptance
 from .costs import Costs
-from .rounds import Offer, Plan, Round
+from .rounds import PROBE_MAX, Offer, Plan, Round
 from .sampling import Law
 
 REST_BELOW = 1.0  # rest when the best R(K) is below so many R(0), by estimate or as measured
 RESUME_ABOVE = 1.05  # come back from a rest when it is above, and above what catching up costs
 PAYS_ABOVE = 1.02  # where even perfect acceptance stays below, drafting is hopeless
-PROBE_TOKENS = 16  # plain tokens scored by a probe
 PROBE_BUDGET = 0.01  # of the time of plain decoding
 PROBE_GAP = 16  # plain tokens before the first probe of a rest
 PLAIN_EVERY = 128  # drafted rounds between two plain ones, which keep R(0) honest
@@ -58,7 +57,7 @@ class Adaptive:
         costs: Costs,
         *,
         has_model: bool = True,
-        draft_first: int = 3,
+        draft_first: int = 4,
         trace: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
         self.draft_max = draft_max
@@ -80,6 +79,7 @@ class Adaptive:
         self._stopped = False
         self._speed = 0.0  # R* of the round in flight
         self._n_max = 0
+        self._probed = False
         self._match = 0  # the n-gram behind the round in flight, when it came from a lookup
 
     def new_turn(self) -> None:
@@ -112,7 +112,7 @@ class Adaptive:
         found = self._from_offer(offer, k_max, k)
         if found:
             k, probe, why, source = found, 0, "lookup", "lookup"
-        self._confidences, self._stopped, self._n_max = [], False, k
+        self._confidences, self._stopped, self._n_max, self._probed = [], False, k, probe > 0
         self._match = offer.match if offer is not None and found else 0
         if self._trace is not None:
             speeds = [round(self.speed(i), 3) for i in range(self.draft_max + 1)]
@@ -155,7 +155,7 @@ class Adaptive:
             accepted = self.acceptance.at(0)
             self._rest(f"drafting would run at {gain:.2f} of plain speed ({accepted:.0%} of first tokens accepted)")
             if self._plain >= self._probe_after:
-                return 0, PROBE_TOKENS, "probe"
+                return 0, PROBE_MAX, "probe"
             return 0, 0, "rest"
         if self._resting:
             self._measured = _Measured()
@@ -226,8 +226,10 @@ class Adaptive:
         else:  # what a checkpoint makes the target read again is part of the price of drafting
             self.costs.observe_verify(round.draft_n + 1, round.verify_s + round.prefill_s)
             self.costs.observe_host(round.host_s)
-        if round.probe:
+        if self._probed:
             self._observe_probe(round)
+        if self._n_max and not steps and not round.draft_n:
+            self.rest_reason = "the draft model cannot read on: its context is full, or it lacks a token of the text"
         if round.source == "lookup":
             self.acceptance.observe_match(self._match, round.survival, round.draft_n)
             self.rest_reason = ""
@@ -246,7 +248,8 @@ class Adaptive:
             self._trace(_record(round, self.rest_reason))
 
     def _observe_probe(self, round: Round) -> None:
-        """Learn from a probe, and put the next one so far off that probing keeps its budget."""
+        """Learn from a probe (empty where the draft could not read), and put the next one so far off that probing
+        keeps its budget."""
         self.acceptance.observe_overlaps(round.probe)
         self._plain = 0
         plain_s = self.costs.verify(1)

@@ -14,11 +14,9 @@ from typing import Protocol
 from .drafter import OWED_RIDING_MAX, Drafter
 from .errors import ConfigError, ContextFull
 from .lookup import LookupDrafter
-from .rounds import Draft, Offer, Plan, Round, TokenLogprob
+from .rounds import PROBE_MAX, Draft, Offer, Plan, Round, TokenLogprob
 from .sampling import Law, Logits, Rng, Transform, logprob
 from .verifier import Rule, verify_token
-
-PROBED_MAX = 16  # plain tokens that a probe can score
 
 
 class Target(Protocol):
@@ -179,7 +177,7 @@ class _Run:
             self.plain_laws.clear()
         else:
             self.plain_laws.append(rows[0])
-            del self.plain_laws[:-PROBED_MAX]
+            del self.plain_laws[:-PROBE_MAX]
 
     def _replay(self, draft: Draft) -> tuple[int, list[int]]:
         """Decode what the target owes in a pass of its own where it is too much to ride along with a draft, or

@@ -188,8 +188,11 @@ def check_gguf(path: str) -> None:
         raise ModelNotFound(f"no such file: {path}", hint="a model is a .gguf file, org/repo:quant, or a preset")
     if os.path.isdir(path):
         raise ModelNotFound(f"{path} is a folder", hint="name the .gguf file in it")
-    with open(path, "rb") as file:
-        magic = file.read(4)
+    try:
+        with open(path, "rb") as file:
+            magic = file.read(4)
+    except OSError as error:
+        raise BackendError(f"{path} cannot be read: {error.strerror or error}") from error
     if magic != MAGIC:
         raise BackendError(f"{path} is not a GGUF file (it starts with {magic!r})")
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 
 from .sampling import Law
 
+PROBE_MAX = 16  # plain tokens that one probe can score
+
 
 @dataclass(frozen=True, slots=True)
 class Draft:

@@ -33,9 +33,9 @@ from simulator import (
     run,
 )
 
-from specgguf.controller import PROBE_TOKENS, Adaptive, Fixed
+from specgguf.controller import Adaptive, Fixed
 from specgguf.costs import Costs
-from specgguf.rounds import Offer, Plan, Round
+from specgguf.rounds import PROBE_MAX, Offer, Plan, Round
 from specgguf.sampling import Law
 
 D = 5  # draft_max
@@ -287,7 +287,7 @@ def test_a_rest_says_why_and_probes_within_its_budget() -> None:
     for _ in range(2000):
         plan = made.plan(1000)
         assert plan.n_max == 0
-        assert plan.probe in (0, PROBE_TOKENS)
+        assert plan.probe in (0, PROBE_MAX)
         probes += plan.probe > 0
         plain += 1
         scored = ((0.5, 0.2),) * plan.probe
@@ -375,7 +375,7 @@ def test_a_new_turn_keeps_what_was_learned() -> None:
 
 
 def test_unknown_costs_are_measured_by_drafting() -> None:
-    made = Adaptive(D, Costs(D + 1))
+    made = Adaptive(D, Costs(D + 1), draft_first=3)
     made.new_turn()
     made.plan(100)
     made.observe(Round((1,), prefill_s=1.0))
