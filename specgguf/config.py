@@ -177,11 +177,11 @@ def kv_type(value: int | str | None, *, name: str) -> int | None:
     """The ggml number of a KV cache type given by name ("q8_0") or number.
 
     Raises:
-        ConfigError: an unknown name.
+        ConfigError: an unknown name or number.
     """
-    if value is None or isinstance(value, int):
-        return value
-    if value.lower() not in KV_TYPES:
+    if value is None or value in KV_TYPES.values():
+        return int(value) if value is not None else None
+    if not isinstance(value, str) or value.lower() not in KV_TYPES:
         raise ConfigError(f"{name} must be one of {', '.join(KV_TYPES)}, not {value!r}")
     return KV_TYPES[value.lower()]
 

@@ -126,7 +126,10 @@ def _split(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
                 side[name] = kv_type(side[name], name=prefix + name)
         for name, low in (("n_ctx", 0), ("n_batch", 1), ("n_ubatch", 1)):
             if name in side:
-                require_whole(prefix + name, side[name], low)
+                require_whole(prefix + name, side[name], low, 2**31 - 1)
+        for name in ("n_threads", "n_threads_batch", "n_gpu_layers", "main_gpu", "split_mode"):
+            if side.get(name) is not None:
+                require_whole(prefix + name, side[name], -(2**31), 2**31 - 1)
     for name in ("n_threads", "n_threads_batch"):
         draft.setdefault(name, target.get(name))
     return target, draft

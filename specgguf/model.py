@@ -62,6 +62,11 @@ class Weights:
         except (ValueError, RuntimeError) as error:
             why = backend.last_log_error() or str(error)
             raise BackendError(f"llama.cpp could not load {self.path}: {why}") from error
+        adapter = getattr(self._llama, "_lora_adapter", None)
+        if adapter is not None and not adapter:  # llama_cpp does not look, and decoding would end the process
+            self.close()
+            why = backend.last_log_error() or "not a LoRA of this model"
+            raise BackendError(f"llama.cpp could not load the LoRA {self.keywords['lora_path']}: {why}")
         self.n_vocab = backend.vocab_size(self.vocab)
         self.eog = backend.eog_tokens(self.vocab)
         self.metadata: dict[str, str] = dict(self.llama.metadata)
@@ -124,6 +129,8 @@ class Model:
         llama = weights.llama
         params = backend.copy_params(llama.context_params)
         n_ctx = n_ctx or int(weights.metadata.get(f"{self._architecture}.context_length", 4096))
+        if n_ctx < 2:  # a token to read and one to write; llama.cpp ends the process at two in a context of one
+            raise ConfigError(f"n_ctx must be 0 or at least 2, not {n_ctx}")
         n_batch = max(min(n_batch, n_ctx), n_rows_max, 2)
         self.settings = {
             "n_ctx": n_ctx,

@@ -106,14 +106,44 @@ def test_what_is_ours_to_decide_is_taken_and_ignored(opener: Opener) -> None:
 def test_cache_types_have_names(opener: Opener, key: str) -> None:
     with pytest.raises(ConfigError, match=rf"^{key} must be one of f32, f16, .*, not 'q9'"):
         opener.given(key, "q9")
+    for number in (999, -1, 4, 1.5):  # llama.cpp would end the process
+        with pytest.raises(ConfigError, match=f"^{key} must be one of "):
+            opener.given(key, number)
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("n_ctx", -1), ("n_batch", 0), ("draft_n_ctx", 1.5), ("draft_n_ubatch", "8")]
+    ("key", "value"),
+    [
+        ("n_ctx", -1),
+        ("n_ctx", 2**33),
+        ("n_batch", 0),
+        ("draft_n_ctx", 1.5),
+        ("draft_n_ubatch", "8"),
+        ("n_threads", "2"),
+        ("draft_n_gpu_layers", "all"),
+    ],
 )
 def test_sizes_are_whole_numbers(opener: Opener, key: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=f"^{key} must be a whole number"):
         opener.given(key, value)
+
+
+@pytest.mark.parametrize("key", ["n_ctx", "draft_n_ctx"])
+def test_a_context_holds_two_tokens(opener: Opener, key: str) -> None:
+    with pytest.raises(ConfigError, match="n_ctx must be 0 or at least 2, not 1"):
+        opener.given(key, 1)
+    opener.given(key, 2)
+
+
+@pytest.mark.parametrize("key", ["lora_path", "draft_lora_path"])
+@pytest.mark.parametrize("name", ["no.gguf", "text.gguf"])
+def test_a_lora_that_cannot_be_read_is_named(opener: Opener, key: str, name: str, tmp_path: Path) -> None:
+    """`llama_cpp.Llama` passes the null pointer on."""
+    path = tmp_path / name
+    if name == "text.gguf":
+        path.write_text("no LoRA")
+    with pytest.raises(BackendError, match=f"could not load the LoRA .*{name}"):
+        opener.given(key, str(path))
 
 
 @pytest.mark.parametrize(("n_batch", "n_ubatch"), [(1, 1), (3, 512), (4096, 7)])
