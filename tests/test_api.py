@@ -7,12 +7,14 @@ here drafts, and says so.
 from __future__ import annotations
 
 import dataclasses
+import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import models
 import numpy as np
 import pytest
 import tiny
@@ -497,6 +499,45 @@ def test_a_longer_context_costs_its_cache_and_nothing_else(tiny_wide: Path) -> N
         )
         sizes.append(float(run.stdout))
     assert sizes[1] - sizes[0] < 60.0, sizes
+
+
+# --- a real pair ----------------------------------------------------------------------------------------------------
+
+SCHEMA: Json = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 20},
+        "inhabitants": {"type": "integer", "minimum": 0, "maximum": 99999999},
+        "coastal": {"type": "boolean"},
+        "tags": {"type": "array", "items": {"enum": ["old", "new", "large", "small"]}, "minItems": 1, "maxItems": 3},
+    },
+    "required": ["city", "inhabitants", "coastal", "tags"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.real
+def test_json_of_a_schema_from_a_real_pair() -> None:
+    """Ten runs at temperature 0.8 with five drafted tokens: all parse and validate."""
+    ask: list[Json] = [{"role": "user", "content": "Describe a city of your choice as JSON."}]
+    with SpeculativeLlama(*map(str, models.demo_pair()), n_ctx=512, draft=5, **ONE) as llm:
+        for seed in range(10):
+            form = {"type": "json_object", "schema": SCHEMA}
+            reply: Any = llm.create_chat_completion(
+                ask, temperature=0.8, seed=seed, response_format=form, max_tokens=120
+            )
+            assert llm.last.draft_n > 0
+            assert reply["choices"][0]["finish_reason"] == "stop"
+            found = json.loads(reply["choices"][0]["message"]["content"])
+            assert set(found) == set(SCHEMA["required"])
+            assert isinstance(found["city"], str)
+            assert len(found["city"]) <= 20
+            assert 0 <= found["inhabitants"] <= 99999999
+            assert type(found["inhabitants"]) is int
+            assert type(found["coastal"]) is bool
+            assert 1 <= len(found["tags"]) <= 3
+            assert set(found["tags"]) <= {"old", "new", "large", "small"}
+        assert llm.stats.draft_n_accepted > 0
 
 
 # --- what the comparisons above would catch -----------------------------------------------------------------------

@@ -27,7 +27,7 @@ def test_width_noise(tiny_chat: Pair) -> None:
         (kind, width) for kind in ("code", "story") for width in ("1, padded", "2", "3")
     ]
     for row in found:
-        assert 1 < row["n"] <= 24
+        assert row["n"] == 24
         assert row["gap"] < 1e-2
         assert row["overlap"] > 0.999
         assert (row["n_flips"], row["flip_gap"]) == (0, 0.0)
