@@ -62,7 +62,9 @@ def report(error: BaseException, *, debug: bool) -> int:
     code = exit_code(error)
     if debug:
         traceback.print_exception(error, file=sys.stderr)
-    if code != INTERRUPTED:
+    if type(error).__name__ == "NoArgsIsHelpError":  # click 8.2 and later: a group without a command
+        click.echo(str(error), err=True)
+    elif code != INTERRUPTED:
         message, hint = describe(error)
         click.echo(f"error: {message}", err=True)
         if hint:

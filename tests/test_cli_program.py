@@ -50,6 +50,14 @@ def test_a_command_that_cannot_be_imported_does_not_break_help(run: Run, monkeyp
     assert "no_such_module" in ran.err
 
 
+@pytest.mark.parametrize("group", [(), ("sessions",), ("models",), ("config",)])
+def test_a_group_without_a_command_shows_its_help(run: Run, group: tuple[str, ...]) -> None:
+    ran = run(*group)
+    shown = ran.out + ran.err  # click 8.1: on stdout
+    assert shown.startswith(" ".join(["Usage: specgguf", *group]))
+    assert shown.strip() == run(*group, "--help").out.strip()
+
+
 def test_unknown_command_names_the_nearest(run: Run) -> None:
     ran = run("chta")
     assert ran.code == exits.USAGE
