@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from . import gbnf as native
 from .config import one_line
 from .errors import BackendError, ConfigError
+from .prefixes import common_prefix
 
 if TYPE_CHECKING:
     import numpy as np
@@ -105,7 +106,7 @@ class GrammarCursor:
         Raises:
             BackendError: the grammar forbids one of the tokens.
         """
-        n_common = _common_prefix(self._tokens, generated)
+        n_common = common_prefix(self._tokens, generated)
         for n in [n for n in self._states if n > n_common]:
             self._states.pop(n).close()
         n = max(self._states)
@@ -128,13 +129,6 @@ class GrammarCursor:
         """Free every state."""
         while self._states:
             self._states.popitem()[1].close()
-
-
-def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    n = min(len(a), len(b))
-    if list(a[:n]) == list(b[:n]):
-        return n
-    return next(i for i in range(n) if a[i] != b[i])
 
 
 def grammar_text(grammar: Any) -> str:

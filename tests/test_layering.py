@@ -19,7 +19,7 @@ import specgguf
 ROOT = Path(__file__).resolve().parent.parent
 
 ORDER = """
-errors config presets
+errors config prefixes presets
 header mirror remote inventory hub
 backend ggml gbnf hardware dims footprint peek predict fit
 rewind model vocab pairs
