@@ -26,6 +26,7 @@ from specgguf.engine import Engine
 from specgguf.errors import SpecggufError
 from specgguf.generate import _Run
 from specgguf.grammar import GrammarCursor, GrammarState
+from specgguf.prefixes import common_prefix
 from specgguf.text import TextCutter
 
 Json = dict[str, Any]
@@ -548,8 +549,7 @@ def test_a_cache_that_keeps_what_the_text_lost_is_seen(make: Make, monkeypatch: 
     llm = make()
     wanted = conversation(llm)
     llm.reset()
-    real = model.common_prefix
-    monkeypatch.setattr(model, "common_prefix", lambda a, b: min(real(a, b) + 1, len(a), len(b)))
+    monkeypatch.setattr(model, "common_prefix", lambda a, b: min(common_prefix(a, b) + 1, len(a), len(b)))
     assert conversation(llm) != wanted
 
 
