@@ -111,6 +111,22 @@ def tokens_of(llm: SpeculativeLlama, prompt: Sequence[int], **keywords: Any) -> 
     return [token for round in llm.generate(prompt, params, draft=draft) for token in round.tokens]
 
 
+@pytest.mark.parametrize("memory", ["dense", "sliding", "native", "checkpoint"])
+def test_a_warm_turn_reads_only_what_is_new_on_both_models(make: Make, memory: str) -> None:
+    """A second turn over the first: the target and the draft read the new tokens and at most a few before them."""
+    llm = make(memory)
+    prompt = llm.tokenize(ASK.encode() * 8)
+    answer = tokens_of(llm, prompt, max_tokens=24, ignore_eos=True)
+    assert llm.last.draft_n > 0
+    new = llm.tokenize(b" and then another question", add_bos=False)
+    rounds = llm.generate([*prompt, *answer, *new], SamplingParams(max_tokens=8), draft=3)
+    first = next(rounds)
+    rounds.close()  # type: ignore[attr-defined]
+    most = len(new) + 12
+    assert len(new) <= first.n_prefilled <= most < len(prompt)
+    assert 0 < first.n_synced <= most
+
+
 # --- where a text ends --------------------------------------------------------------------------------------------
 
 
