@@ -19,12 +19,12 @@ from . import backend, completion, vocab
 from .completion import Final, Head
 from .config import DraftConfig, SamplingParams, parse_draft
 from .conversation import ChatTemplate, NamedTemplate
-from .errors import ConfigError, ContextFull, Unsupported
+from .errors import ConfigError, Unsupported
 from .generate import check_prompt
 from .grammar import GrammarCursor, GrammarState
 from .loading import open_pair
 from .logprobs import LogprobWriter
-from .requests import completion_params, draft_config, tool_request
+from .requests import completion_params, draft_config, token_ids, tool_request
 from .rounds import Round
 from .stats import Stats
 from .text import Piece, TextCutter
@@ -197,7 +197,7 @@ class SpeculativeLlama:
 
     def detokenize(self, tokens: Iterable[int], prev_tokens: object = None, special: bool = False) -> bytes:
         """The bytes of `tokens`, whole however long a token's text is."""
-        tokens = list(tokens)
+        tokens = token_ids(tokens)
         if any(not 0 <= t < self.n_vocab() for t in tokens):
             raise ConfigError(f"token ids of this model are 0 to {self.n_vocab() - 1}")
         data = b"".join(self._piece(t) if not special else backend.piece(self._vocab, t, special=True) for t in tokens)
@@ -218,8 +218,15 @@ class SpeculativeLlama:
         tools: Sequence[Mapping[str, Any]] | None = None,
         enable_thinking: bool | None = None,
     ) -> list[int]:
-        """The prompt's token ids of a conversation, by the model's own template, with exactly one BOS."""
-        return self._rendered(self._template.render(messages, tools=tools, enable_thinking=enable_thinking))
+        """The prompt's token ids of a conversation, by the model's own template, with exactly one BOS.
+
+        Raises:
+            ContextFull: the last message alone is so long that no tokens could make it fit.
+        """
+        prompt = self._template.render(messages, tools=tools, enable_thinking=enable_thinking)
+        if isinstance(last := messages[-1].get("content"), str):
+            vocab.check_length(self._vocab, len(last.encode()), self.n_ctx())
+        return self._rendered(prompt)
 
     def _rendered(self, prompt: str) -> list[int]:
         return self.tokenize(prompt.encode(), add_bos=not self._template.has_bos(prompt), special=True)
@@ -262,6 +269,7 @@ class SpeculativeLlama:
         self, prompt: Sequence[int], params: SamplingParams, config: DraftConfig, timeout: float | None = None
     ) -> tuple[Iterator[Round], TextCutter]:
         n_ctx = self.n_ctx()
+        prompt = token_ids(prompt)
         check_prompt(prompt, n_ctx)
         if any(not 0 <= t < self.n_vocab() for t in prompt):
             raise ConfigError(f"the prompt holds an id that this model lacks; its ids are 0 to {self.n_vocab() - 1}")
@@ -412,7 +420,7 @@ class SpeculativeLlama:
         params, config = completion_params(self._config, {**locals(), "logprobs": wanted})
         params = replace(params, stop=(*params.stop, *self._template.stop))
         prompt = self._template.render(messages, tools=request.tools, enable_thinking=enable_thinking)
-        self._check_bytes(len(prompt))
+        vocab.check_length(self._vocab, len(prompt), self.n_ctx())
         tokens = self._rendered(prompt)
         items = self._items(tokens, params, config, timeout)
         head = Head(f"cmpl-{uuid.uuid4()}", int(time.time()), model or self.model_path)
@@ -438,23 +446,17 @@ class SpeculativeLlama:
         if suffix is not None:
             return self._infill_tokens(prompt, suffix)
         if not isinstance(prompt, str):
-            return list(prompt)
+            return token_ids(prompt)
         data = prompt.encode("utf-8", "surrogatepass")
-        self._check_bytes(len(data))
+        vocab.check_length(self._vocab, len(data), self.n_ctx())
         return self.tokenize(data, special=True)
-
-    def _check_bytes(self, n: int) -> None:
-        """Refuse at once a text that no tokens could make fit: tokenizing megabytes takes up to a minute."""
-        n_ctx = self.n_ctx()
-        if n > 16 * n_ctx and n > n_ctx * vocab.longest(self._vocab):
-            raise ContextFull(f"a prompt of {n} bytes does not fit: the context holds {n_ctx} tokens")
 
     def _infill_tokens(self, prompt: str | Sequence[int], suffix: str) -> list[int]:
         """Prefix, suffix, middle: the file's own fill-in-the-middle tokens around the two texts."""
         marks = backend.fim_tokens(self._vocab)
         if marks is None:
             raise Unsupported("this model has no fill-in-the-middle tokens, so suffix cannot be used")
-        prefix = self.tokenize(prompt.encode(), add_bos=False) if isinstance(prompt, str) else list(prompt)
+        prefix = self.tokenize(prompt.encode(), add_bos=False) if isinstance(prompt, str) else token_ids(prompt)
         return [marks[0], *prefix, marks[1], *self.tokenize(suffix.encode(), add_bos=False), marks[2]]
 
     def cancel(self) -> None:

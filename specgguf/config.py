@@ -20,6 +20,7 @@ T = TypeVar("T")
 
 DRAFT_MAX_DEFAULT = 5
 DRAFT_MAX_LIMIT = 16
+BIAS_LIMIT = 1e30  # logits are 32 bits wide: beyond it, sums and penalties would leave their range
 
 # Context types that `Llama` takes as ggml numbers, by the names that people type.
 KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "bf16": 30}
@@ -46,10 +47,13 @@ def from_mapping(cls: type[T], values: Mapping[str, Any], *, where: str) -> T:
 
 def require_number(name: str, value: object, low: float, high: float, *, kind: str = "a number") -> None:
     """Raise ConfigError unless `value` is a finite number with low <= value <= high."""
-    number = value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    try:
+        number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    except OverflowError:
+        number = math.inf
     if not math.isfinite(number) or not low <= number <= high:
-        bounds = f"from {low:g} to {high:g}" if math.isfinite(high) else f"of at least {low:g}"
-        raise ConfigError(f"{name} must be {kind} {bounds}, not {value!r}")
+        bounds = f" from {low:g} to {high:g}" if math.isfinite(high) else f" of at least {low:g}"
+        raise ConfigError(f"{name} must be {kind}{bounds if math.isfinite(low) else ''}, not {value!r:.60}")
 
 
 def require_whole(name: str, value: object, low: int, high: int | float = math.inf) -> None:
@@ -109,8 +113,8 @@ class SamplingParams:
         require_number("repeat_penalty", self.repeat_penalty, 1e-3, 1e3)
         require_number("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
         require_number("presence_penalty", self.presence_penalty, -100.0, 100.0)
-        if not all(bias < math.inf for bias in self.logit_bias.values()):
-            raise ConfigError("logit_bias must be numbers below infinity (-inf forbids a token)")
+        if not all(bias == -math.inf or abs(bias) <= BIAS_LIMIT for bias in self.logit_bias.values()):
+            raise ConfigError(f"logit_bias must be -inf (forbidden) or numbers from -{BIAS_LIMIT:g} to {BIAS_LIMIT:g}")
         require_whole("penalty_last_n", self.penalty_last_n, 0)
         require_whole("min_tokens", self.min_tokens, 0)
         if self.max_tokens is not None:
@@ -165,7 +169,7 @@ def parse_draft(value: object) -> int | str:
     if isinstance(value, bool):
         return "auto" if value else "off"
     try:
-        number = int(value)  # type: ignore[call-overload]
+        number = -1 if isinstance(value, float) else int(value)  # type: ignore[call-overload]
     except (TypeError, ValueError):
         number = -1
     if not 0 <= number <= DRAFT_MAX_LIMIT:

@@ -79,7 +79,7 @@ class Engine:
         Raises:
             Busy: not free within `timeout` seconds (None waits). ConfigError: the engine was closed.
         """
-        if not self._lock.acquire(timeout=-1 if timeout is None else timeout):
+        if not self._lock.acquire(timeout=-1 if timeout is None else min(timeout, threading.TIMEOUT_MAX)):
             raise Busy("another thread is generating with this engine", hint="wait for it, or load a second engine")
         try:
             self._check_open()

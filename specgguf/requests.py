@@ -5,12 +5,14 @@ Pure: it knows no model, no engine and no text.
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from .completion import response_grammar
-from .config import DraftConfig, SamplingParams, parse_draft
+from .config import DraftConfig, SamplingParams, parse_draft, require_number
 from .errors import ConfigError, Unsupported
 from .grammar import grammar_text, json_grammar
 from .tool_calls import choose
@@ -48,6 +50,8 @@ def completion_params(config: DraftConfig, arguments: Mapping[str, Any]) -> tupl
         stop = (stop,)
     if not isinstance(stop, Sequence) or not all(isinstance(s, str) for s in stop):
         raise ConfigError(f"stop must be a text or a list of texts, not {stop!r:.60}")
+    if (timeout := arguments.get("timeout")) is not None:
+        require_number("timeout", timeout, 0, math.inf)
     grammar = arguments.get("grammar")
     params = SamplingParams(
         **{name: arguments[name] for name in SAMPLING},
@@ -56,6 +60,20 @@ def completion_params(config: DraftConfig, arguments: Mapping[str, Any]) -> tupl
         grammar=None if grammar is None else grammar_text(grammar),
     )
     return params, draft_config(config, arguments.get("draft"), arguments.get("draft_max"))
+
+
+def token_ids(tokens: Any) -> list[int]:
+    """A prompt's ids as plain ints.
+
+    Raises:
+        ConfigError: they are something else; bytes, too, which would pass for ids.
+    """
+    try:
+        if isinstance(tokens, bytes | bytearray | memoryview):
+            raise TypeError
+        return [operator.index(token) for token in tokens]
+    except TypeError:
+        raise ConfigError(f"a prompt is a text or token ids (whole numbers), not {tokens!r:.60}") from None
 
 
 def draft_config(config: DraftConfig, draft: int | str | None, draft_max: int | None) -> DraftConfig:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from . import backend
-from .errors import VocabMismatch
+from .errors import ContextFull, VocabMismatch
 
 SIZE_DIFFERENCE_MAX = 128
 FIRST_COMPARED_ID = 5
@@ -53,3 +53,16 @@ def require_compatible(target: Any, draft: Any, names: tuple[str, str]) -> None:
 def longest(vocab: Any) -> int:
     """The bytes of the longest token text (an upper bound: byte-level vocabularies store some bytes as two)."""
     return max(map(len, backend.token_texts(vocab)))
+
+
+def check_length(vocab: Any, n_bytes: int, n_ctx: int) -> None:
+    """Refuse at once a text that no tokens could make fit: tokenizing a megabyte takes up to minutes.
+
+    Raises:
+        ContextFull: even the longest tokens would be too many.
+    """
+    if n_bytes > 16 * n_ctx and n_bytes > n_ctx * longest(vocab):
+        raise ContextFull(
+            f"{n_bytes:,} bytes of prompt do not fit: the context holds {n_ctx:,} tokens",
+            hint="a larger n_ctx (--n-ctx), or a shorter prompt",
+        )

@@ -19,7 +19,7 @@ import pytest
 import tiny
 from conftest import NOISE
 
-from specgguf import SpeculativeLlama
+from specgguf import ConfigError, ContextFull, SpeculativeLlama
 
 N_CTX = 256
 SAME: dict[str, Any] = {"n_ctx": N_CTX, "n_threads": 1, "n_threads_batch": 1, "flash_attn": False}
@@ -240,7 +240,7 @@ def test_forced_tool(ours: Any, theirs: Any) -> None:
 
 
 def test_tools_that_the_template_would_swallow_are_refused(ours: Any) -> None:
-    from specgguf.errors import ConfigError, Unsupported
+    from specgguf.errors import Unsupported
 
     tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
     messages = [{"role": "user", "content": "n"}]
@@ -302,6 +302,31 @@ def test_what_is_not_supported_is_refused_by_name(ours: Any, name: str) -> None:
 
     with pytest.raises(Unsupported, match=name):
         ours.create_completion(PROMPT, max_tokens=2, **REFUSED[name])
+
+
+@pytest.mark.parametrize("prompt", [None, 5, b"text", [1.5], ["a", "b"], [b"x"]])
+def test_a_prompt_that_is_neither_text_nor_ids(ours: Any, prompt: Any) -> None:
+    """Bytes would pass for ids, and mean another text."""
+    for call in (ours.create_completion, ours.detokenize, ours.generate):
+        with pytest.raises(ConfigError, match="a prompt is a text or token ids"):
+            call(prompt)
+
+
+@pytest.mark.parametrize("timeout", [-1, float("nan"), float("inf"), "soon"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_timeout_that_is_none(ours: Any, timeout: Any, stream: bool) -> None:
+    with pytest.raises(ConfigError, match=r"^timeout must be "):
+        ours.create_completion(PROMPT, timeout=timeout, stream=stream)
+    assert ours.create_completion(PROMPT, timeout=1e300, max_tokens=2)
+
+
+def test_a_message_that_no_tokens_make_fit_is_refused_before_it_is_read(
+    ours: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokenizing a megabyte takes some vocabularies minutes, and nothing can stop it."""
+    monkeypatch.setattr(type(ours), "tokenize", lambda *a, **k: pytest.fail("it was read"))
+    with pytest.raises(ContextFull, match="bytes of prompt do not fit"):
+        ours.render([{"role": "user", "content": "x" * 1_000_000}])
 
 
 def test_a_quantised_cache_needs_no_other_keyword(tiny_folder: Path) -> None:

@@ -67,6 +67,11 @@ def test_a_wrong_config_file_is_named(home: Path, text: str, said: str, hint: st
     assert caught.value.hint == hint
 
 
+def test_a_byte_order_mark_is_no_part_of_the_file(home: Path) -> None:
+    write_config(home, "\ufefftemperature = 0.1\n")
+    assert gather({}, {})["temperature"] == 0.1
+
+
 def test_a_wrong_variable_is_named(home: Path) -> None:
     with pytest.raises(ConfigError, match=r"SPECGGUF_N_CTX: n_ctx must be a whole number, not 'big'"):
         gather({}, {"SPECGGUF_N_CTX": "big"})

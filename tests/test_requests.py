@@ -128,7 +128,7 @@ def test_a_calls_own_drafting(given: Any, draft: Any, draft_max: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [{"draft": "much"}, {"draft": 17}, {"draft": -1}, {"draft_max": 0}, {"draft_max": 17}]
+    "given", [{"draft": "much"}, {"draft": 17}, {"draft": -1}, {"draft": 1.5}, {"draft_max": 0}, {"draft_max": 17}]
 )
 def test_drafting_that_is_none(given: Any) -> None:
     with pytest.raises(ConfigError, match=r"^draft"):
@@ -140,6 +140,8 @@ def test_drafting_that_is_none(given: Any) -> None:
     [
         ("temperature", math.nan),
         ("temperature", "hot"),
+        ("temperature", 10**400),
+        ("seed", -(10**400)),
         ("top_k", 1.5),
         ("top_p", -0.1),
         ("min_p", 1.5),

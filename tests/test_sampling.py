@@ -199,7 +199,7 @@ def test_a_bias_of_an_id_that_is_not_there_is_refused(bias: dict[int, float]) ->
         Transform(dataclasses.replace(RAW, logit_bias=bias), n_vocab=10)
 
 
-@pytest.mark.parametrize("bias", [math.inf, math.nan])
+@pytest.mark.parametrize("bias", [math.inf, math.nan, 1e300, -1e300])
 def test_a_bias_that_is_no_number_is_refused(bias: float) -> None:
     with pytest.raises(ConfigError, match="logit_bias"):
         SamplingParams(logit_bias={1: bias})
