@@ -109,9 +109,13 @@ def load(name: str) -> Session:
         content = json.loads(path.read_text(encoding="utf-8"))
         known = {f.name for f in fields(Session)}
         session = Session(**{**{k: v for k, v in content.items() if k in known}, "name": name})
+        for key, value in vars(session).items():
+            if type(value) is not type(getattr(Session(name), key)):
+                raise TypeError(f"its '{key}' is of the wrong kind")
         for message in session.messages:
             if not isinstance(message["content"], str) or not isinstance(message["role"], str):
                 raise TypeError(message)
+        json.dumps(content, ensure_ascii=False).encode()  # a lone surrogate could be neither shown nor saved
     except FileNotFoundError:
         hint = did_you_mean(name, names()) or "specgguf sessions list shows what there is"
         raise ModelNotFound(f"there is no conversation '{name}'", hint=hint) from None

@@ -67,7 +67,17 @@ def test_keys_of_a_later_version_are_ignored_and_missing_ones_filled(home: Path)
 
 
 @pytest.mark.parametrize(
-    "content", ["", "[]", "{", '{"messages": [{}]}', '{"messages": [{"role": "user", "content": 3}]}']
+    "content",
+    [
+        "",
+        "[]",
+        "{",
+        '{"messages": [{}]}',
+        '{"messages": [{"role": "user", "content": 3}]}',
+        '{"messages": [{"role": "user", "content": "\\ud800"}]}',
+        '{"settings": 5}',
+        '{"pending": null}',
+    ],
 )
 def test_a_damaged_file_is_named(home: Path, content: str) -> None:
     sessions.folder().mkdir(parents=True)
