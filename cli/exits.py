@@ -69,11 +69,26 @@ def report(error: BaseException, *, debug: bool) -> int:
         click.echo(f"error: {message}", err=True)
         if hint:
             click.echo(f"  hint: {hint}", err=True)
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        silence_stdout()
     return code
 
 
+def open_streams() -> None:
+    """Standard streams that can be used: a closed one becomes the null device, or, for answers, one that refuses
+    them. What an encoding other than UTF-8 lacks is written as "?"."""
+    for name, mode, flags in (("stdin", "r", os.O_RDONLY), ("stdout", "w", os.O_RDONLY), ("stderr", "w", os.O_WRONLY)):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, flags), mode, encoding="utf-8", errors="replace"))
+        elif mode == "w" and str(stream.encoding).lower() not in ("utf-8", "utf8"):
+            stream.reconfigure(errors="replace")
+
+
 def silence_stdout() -> None:
-    """After a broken pipe: let nothing, not even the interpreter's last flush, write to stdout again."""
+    """Where stdout takes no more: let nothing, not even the interpreter's last flush, write to stdout again."""
     try:
         devnull = os.open(os.devnull, os.O_WRONLY)
         os.dup2(devnull, sys.stdout.fileno())

@@ -126,6 +126,7 @@ cli.params.append(_debug_option())
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """The entry point of the `specgguf` script."""
+    exits.open_streams()
     cli.main(argv, prog_name="specgguf")
     raise AssertionError("unreachable")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -106,6 +107,39 @@ def test_exit_codes(error: BaseException, code: int, capsys: pytest.CaptureFixtu
     err = capsys.readouterr().err
     assert "Traceback" not in err
     assert len([line for line in err.splitlines() if line.startswith("error: ")]) == (code != 130)
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "said"),
+    [
+        ("<&- 2>&-", 0, ""),
+        (">&-", 1, "error: bad file descriptor\n"),
+        (">/dev/full", 1, "error: no space left on device\n"),
+        ("<&- >&- 2>&-", 1, ""),
+    ],
+)
+def test_streams_that_are_closed_or_full(how: str, code: int, said: str) -> None:
+    """As daemons and cron leave them; Python makes None of them."""
+    run = [sys.executable, "-P", "-c", "from specgguf.cli.main import main; main(['--version'])"]
+    done = subprocess.run(
+        ["bash", "-c", f'"$@" {how}', "bash", *run],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (code, said)
+
+
+def test_what_an_encoding_lacks_does_not_end_an_answer() -> None:
+    program = "from specgguf.cli import exits; exits.open_streams(); print('é ✓')"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program],
+        env={**os.environ, "PYTHONIOENCODING": "latin-1"},
+        capture_output=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (0, b"\xe9 ?\n")
 
 
 def test_an_error_of_the_engine_is_one_line_and_a_hint(run: Run) -> None:
