@@ -40,6 +40,7 @@ class Weights:
         self.keywords = dict(keywords or {})
         header.check_gguf(self.path)
         backend.start()
+        import jinja2
         import llama_cpp
 
         self._llama: Any = None
@@ -48,6 +49,8 @@ class Weights:
         except (ValueError, RuntimeError) as error:
             why = backend.last_log_error() or str(error)
             raise BackendError(f"llama.cpp could not load {self.path}: {why}") from error
+        except jinja2.TemplateError as error:
+            raise BackendError(f"llama-cpp-python could not load {self.path}: its chat template: {error}") from error
         adapter = getattr(self._llama, "_lora_adapter", None)
         if adapter is not None and not adapter:  # llama_cpp does not look, and decoding would end the process
             self.close()

@@ -88,8 +88,9 @@ def test_refusals_are_one_readable_line() -> None:
     with pytest.raises(ConfigError, match="must alternate user/assistant") as caught:
         chat.render([*said("a"), *said("b")])
     assert "alternate" in caught.value.hint
-    with pytest.raises(ConfigError, match="refuses"):
-        template("{{ messages[0].content + none }}").render(said("hi"))
+    for odd in ("{{ messages[0].content + none }}", "{% for i in range(10**9) %}{% endfor %}", "{{ 1 // 0 }}"):
+        with pytest.raises(ConfigError, match="refuses"):
+            template(odd).render(said("hi"))
     with pytest.raises(ConfigError, match="role must be one of"):
         chat.render([{"role": "bot", "content": "x"}])
 
