@@ -137,7 +137,7 @@ def test_a_context_holds_two_tokens(opener: Opener, key: str) -> None:
     opener.given(key, 2)
 
 
-@pytest.mark.parametrize("template", ["{{", "{% generation %}{% endgeneration %}", "{% for m in messages %}"])
+@pytest.mark.parametrize("template", ["{{", "{% unheard_of %}", "{% for m in messages %}"])
 def test_a_template_that_cannot_be_compiled_is_named(opener: Opener, template: str, tmp_path: Path) -> None:
     """`llama_cpp.Llama` compiles it while loading."""
     vocab = dataclasses.replace(tiny.chat(), template=template)
