@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from specgguf.cli.loop import Room
 
 CONTEXT_BAR = 40
+MAX_FILE = 2**26  # bytes
 
 
 class Leave(Exception):
@@ -109,13 +110,17 @@ def file(room: Room, words: str) -> None:
         raise ConfigError("/file needs the path of a text file")
     path = Path(words.strip("'\"")).expanduser()
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise ConfigError(f"{path} is not a file")  # a device or a pipe may never end
+        if path.stat().st_size > MAX_FILE:
+            raise ConfigError(f"{path} is larger than {MAX_FILE // 2**20} MiB")
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text") from error
     except OSError as error:
         raise ConfigError(f"{path}: {(error.strerror or str(error)).lower()}") from error
+    n = room.talk.count([{"role": "user", "content": text}])  # refuses what no context holds
     room.attached.append(f"{path.name}:\n```\n{text.rstrip()}\n```")
-    n = room.talk.count([{"role": "user", "content": text}])
     room.notes.tell(f"{path.name}, about {n:,} tokens, goes with your next message")
 
 

@@ -171,6 +171,8 @@ def test_reasoning_is_not_sent_back_as_text(converse: Run) -> None:
 def test_file(converse: Run, home: Path) -> None:
     (home / "notes.txt").write_text("alpha\nbeta\n")
     (home / "binary").write_bytes(b"\xff\xfe\x00")
+    with open(home / "large", "wb") as large:
+        large.truncate(2**27)
     fake = numbered()
     ran = converse(
         f"/file {home}/notes.txt",
@@ -179,12 +181,22 @@ def test_file(converse: Run, home: Path) -> None:
         "/file",
         f"/file {home}/nothing",
         f"/file {home}/binary",
+        f"/file {home}",
+        f"/file {home}/large",
+        "/file /dev/zero",
         fake=fake,
     )
     assert asked(fake)[0] == ["Explain.\n\nnotes.txt:\n```\nalpha\nbeta\n```"]
     assert asked(fake)[1][-1] == "More."
     assert "goes with your next message" in ran.err
-    for said in ("/file needs the path", "no such file", "is not UTF-8 text"):
+    for said in (
+        "/file needs the path",
+        "no such file",
+        "is not UTF-8 text",
+        "is a directory",
+        "larger than",
+        "is not a file",
+    ):
         assert said in ran.err
 
 
