@@ -20,11 +20,6 @@ import numpy.typing as npt
 from .config import one_line
 
 
-def n_tokens(vocab: Any) -> int:
-    """How many ids the vocabulary has."""
-    return int(llama_cpp.llama_vocab_n_tokens(vocab))
-
-
 def is_eog(vocab: Any, token: int) -> bool:
     """Whether `token` ends a generation."""
     return bool(llama_cpp.llama_vocab_is_eog(vocab, token))

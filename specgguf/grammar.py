@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from . import backend
 from . import gbnf as native
 from .config import one_line
 from .errors import BackendError, ConfigError
@@ -38,7 +39,7 @@ class GrammarState:
         """Use `parse`. `vocab` and `sampler` are llama.cpp's pointers; the sampler becomes this object's."""
         self._vocab = vocab
         self._sampler = sampler
-        self._n_vocab = native.n_tokens(vocab)
+        self._n_vocab = backend.vocab_size(vocab)
         self.ended = False
         self.close = weakref.finalize(self, native.free, sampler)
 
