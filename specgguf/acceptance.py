@@ -8,15 +8,18 @@ rounds at the start cost little and never beginning costs everything.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-GAMMA = 0.93
+GAMMA = 0.98  # about the last fifty observations count
 PRIOR_MEAN = 0.8
-PRIOR_WEIGHT = 2.0  # observations that the prior is worth; it fades as they come
+PRIOR_WEIGHT = 4.0  # observations that the prior is worth; it fades as they come
+STALE = 0.5  # of what was known, when a rest is probed
 POOLED_WEIGHT = 3.0  # observations that the mean over positions is worth at a single position
 EDGES = (0.3, 0.5, 0.7, 0.85, 0.95, 0.99)  # of the draft's confidence in its likeliest token
 MIDDLES = (0.2, 0.4, 0.6, 0.78, 0.9, 0.97, 0.995)
-MATCH_PRIORS = {2: 0.5, 3: 0.65, 4: 0.8}  # of lookups, by the length of the n-gram found
+BOUND = 0.5  # standard deviations between an estimate and its upper confidence bound
+MATCH_PRIORS = {2: 0.4, 3: 0.5, 4: 0.65}  # of lookups, by the length of the n-gram found
 
 
 class Count:
@@ -42,6 +45,11 @@ class Count:
         self.survived = keep * self.survived + survived
         self.lost = keep * self.lost + lost
 
+    def fade(self, share: float) -> None:
+        """Let what was learned, the prior too, count less by `share`; the mean stays."""
+        self.survived *= 1.0 - share
+        self.lost *= 1.0 - share
+
     def soften(self, share: float) -> None:
         """Go back towards the prior by `share`."""
         self.survived += share * (self.prior[0] - self.survived)
@@ -61,6 +69,12 @@ class Acceptance:
         """The chance that the token at `position` (from 0) is accepted once it is reached."""
         own = self.by_position[position]
         return min((own.survived + POOLED_WEIGHT * self.pooled.mean) / (own.weight + POOLED_WEIGHT), 1.0)
+
+    def bound(self, position: int) -> float:
+        """An upper confidence bound of `at`: what to believe before giving up on drafting, since a rest learns
+        little and a drafted round much."""
+        mean, weight = self.at(position), self.by_position[position].weight + POOLED_WEIGHT
+        return min(mean + BOUND * math.sqrt(max(mean * (1.0 - mean), 0.0) / (weight + 1.0)), 1.0)
 
     def given(self, confidence: float) -> float:
         """The chance that a token drafted with this confidence is accepted, once reached."""
@@ -97,13 +111,16 @@ class Acceptance:
 
     def observe_overlaps(self, overlaps: Sequence[tuple[float, float]]) -> None:
         """Plain text scored by the draft: (confidence, Σ min(p, q)) per token, the chance that a token drafted
-        there would have been accepted."""
+        there would have been accepted. What was known of the text before is old by then, and counts less."""
+        if overlaps:
+            for count in (self.pooled, *self.by_position):
+                count.fade(STALE)
         for confidence, overlap in overlaps:
             overlap = min(max(overlap, 0.0), 1.0)
             for count in (self.pooled, self.by_position[0], self.by_confidence[_bin(confidence)]):
                 count.add(overlap, 1.0 - overlap)
 
-    def soften(self, share: float = 0.5) -> None:
+    def soften(self, share: float = 0.25) -> None:
         """A new turn: what was learned counts less."""
         for count in (self.pooled, *self.by_position, *self.by_confidence, *self.by_match.values()):
             count.soften(share)

@@ -18,9 +18,10 @@ from .rounds import PROBE_MAX, Offer, Plan, Round
 from .sampling import Law
 
 REST_BELOW = 1.0  # rest when the best R(K) is below so many R(0), by estimate or as measured
-RESUME_ABOVE = 1.05  # come back from a rest when it is above, and above what catching up costs
+RESUME_ABOVE = 1.02  # come back from a rest when it is above, and above what catching up costs
 PAYS_ABOVE = 1.02  # where even perfect acceptance stays below, drafting is hopeless
-PROBE_BUDGET = 0.01  # of the time of plain decoding
+PROBE_BUDGET = 0.0075  # of the time of plain decoding
+GO_ON_ABOVE = 0.95  # of the current speed: what further tokens add per second; just below it is as good as even
 PROBE_GAP = 16  # plain tokens before the first probe of a rest
 PLAIN_EVERY = 128  # drafted rounds between two plain ones, which keep R(0) honest
 REALISED_ROUNDS = 8.0  # drafted rounds before their measured speed may send drafting to rest
@@ -95,9 +96,12 @@ class Adaptive:
 
     def speed(self, k: int) -> float:
         """R(k), in tokens per second."""
+        return self._speed_by(self.acceptance.at, k)
+
+    def _speed_by(self, accepted: Callable[[int], float], k: int) -> float:
         expected, alive = 1.0, 1.0
         for j in range(k):
-            alive *= self.acceptance.at(j)
+            alive *= accepted(j)
             expected += alive
         return expected / self._seconds(k)
 
@@ -149,8 +153,9 @@ class Adaptive:
         if hopeless:
             self._rest("even a perfectly accepted draft would cost more than it saves on this machine")
             return 0, 0, "hopeless"
-        best = max(self.speed(k) for k in range(1, self.draft_max + 1))
-        gain = min(best / plain, self._as_measured(plain))
+        believed = self.acceptance.at if self._resting else self.acceptance.bound
+        hoped = max(self._speed_by(believed, k) for k in range(1, self.draft_max + 1))
+        gain = min(hoped / plain, self._as_measured(plain))
         if gain < (self._resume_above() if self._resting else REST_BELOW):
             accepted = self.acceptance.at(0)
             self._rest(f"drafting would run at {gain:.2f} of plain speed ({accepted:.0%} of first tokens accepted)")
@@ -162,7 +167,7 @@ class Adaptive:
         self._resting, self._plain, self.rest_reason = False, 0, ""
         if self._since_plain >= PLAIN_EVERY:
             return 0, 0, "measuring plain"
-        self._speed = max(plain, best)
+        self._speed = max(self.speed(k) for k in range(self.draft_max + 1))
         return k_max, 0, "draft"
 
     def _resume_above(self) -> float:
@@ -179,7 +184,7 @@ class Adaptive:
             return self._measured_gain if self._sit_out > 0 else math.inf
         if self._measured.rounds < REALISED_ROUNDS:
             return math.inf
-        gain = self._measured.speed / plain
+        gain = self._measured.speed / plain + 1.0 / self._measured.rounds  # an upper bound: rounds differ by luck
         if gain < REST_BELOW:
             self._measured_gain = gain
             self._sit_out = self._sit_out_next = max(2 * self._sit_out_next, PROBE_GAP)
@@ -211,7 +216,7 @@ class Adaptive:
             given = j == i and law is not None
             alive *= self.acceptance.given(self._confidences[i]) if given else self.acceptance.at(j)
             gain += alive
-            if gain >= self._speed * (unpaid + self.costs.verify(j + 2) - self.costs.verify(i + 1)):
+            if gain >= GO_ON_ABOVE * self._speed * (unpaid + self.costs.verify(j + 2) - self.costs.verify(i + 1)):
                 return True
             unpaid += draft_s
         self._stopped = law is not None

@@ -8,10 +8,13 @@ seen yet are interpolated and drift with the others. It knows nothing of accepta
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-RATE = 0.15  # weight of a new sample
+RATE = 0.15  # weight of a new sample, at least; more where a width was seldom seen of late
+DRIFT, DRIFT_MAX = 0.5, 0.005  # how far other widths follow a change of one, and the most of it at a time
+FADE = 0.98  # of what earlier samples of a width count, at each pass of any width
 CLIP = 1.5  # a sample further than this factor from the estimate counts as that far: one slow decode is noise
 
 
@@ -56,6 +59,8 @@ class Costs:
         self.sync_s = sync_s
         self.host_s = 0.0
         self._seen: dict[int, float] = {n: s for n, s in (verify_s or {}).items() if 1 <= n <= widths}
+        self._weights = dict.fromkeys(self._seen, 5.0)  # by width: how many recent samples it stands for
+        self._recent: dict[int, deque[float]] = {}
         self._last_width = 0
 
     def to_json(self) -> dict[str, Any]:
@@ -96,16 +101,22 @@ class Costs:
         and counts only where nothing better is known."""
         settled = width == self._last_width
         self._last_width = width
+        for known in self._weights:
+            self._weights[known] *= FADE
         old = self._seen.get(width)
         if old is None:
-            self._seen[width] = seconds
+            self._seen[width], self._weights[width] = seconds, 1.0
         elif settled or seconds < old:
+            recent = self._recent.setdefault(width, deque(maxlen=3))
+            recent.append(seconds)
+            seconds = sorted(recent)[(len(recent) - 1) // 2]  # a single slow pass is noise, two are news
             factor = min(max(seconds / old, 1 / CLIP), CLIP) if old > 0 else 1.0
-            moved = 1.0 + RATE * (factor - 1.0)
+            moved = 1.0 + max(RATE, 1.0 / (self._weights[width] + 2.0)) * (factor - 1.0)
+            self._weights[width] += 1.0
             self._seen[width] = old * moved
-            for other in self._seen:  # contexts grow: what was not seen lately drifts along, more timidly
+            for other in self._seen:  # contexts grow, slowly: the others drift along
                 if other != width:
-                    self._seen[other] *= 1.0 + 0.3 * (moved - 1.0)
+                    self._seen[other] *= 1.0 + DRIFT * min(max(moved - 1.0, -DRIFT_MAX), DRIFT_MAX)
 
     def observe_draft(self, n_steps: int, n_synced: int, seconds: float) -> None:
         """A draft of `n_steps` decodes took so long; its first decode caught up with `n_synced` tokens."""

@@ -10,7 +10,7 @@ from fakes import random_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specgguf.acceptance import EDGES, MATCH_PRIORS, PRIOR_MEAN, Acceptance, Count
+from specgguf.acceptance import EDGES, GAMMA, MATCH_PRIORS, PRIOR_MEAN, Acceptance, Count
 from specgguf.config import SamplingParams
 from specgguf.rounds import Draft
 from specgguf.sampling import Law, Rng, Transform, draw
@@ -23,11 +23,11 @@ def test_a_count_is_a_discounted_mean() -> None:
     count = Count(prior=0.5, weight=2.0)
     assert count.mean == 0.5
     count.add(1.0, 0.0)
-    assert count.mean == pytest.approx((0.93 + 1.0) / (0.93 * 2.0 + 1.0))
+    assert count.mean == pytest.approx((GAMMA + 1.0) / (GAMMA * 2.0 + 1.0))
     for _ in range(300):
         count.add(0.3, 0.2)  # half an observation each: reached with probability one half
     assert count.mean == pytest.approx(0.6, abs=1e-3)
-    assert count.weight == pytest.approx(0.5 / (0.07 * 0.5), rel=0.01)
+    assert count.weight == pytest.approx(0.5 / ((1.0 - GAMMA) * 0.5), rel=0.05)
     count.soften(1.0)
     assert count.mean == 0.5
     assert Count(weight=0.0).mean == 0.0
@@ -163,3 +163,24 @@ def test_a_new_turn_half_forgets() -> None:
     estimates.soften()
     assert before[0] < estimates.at(0) < PRIOR_MEAN
     assert before[1] < estimates.given(0.6)
+
+
+def test_the_bound_closes_in_on_the_estimate() -> None:
+    estimates = Acceptance(2)
+    gaps = []
+    for n in range(60):
+        if n % 20 == 0:
+            gaps.append(estimates.bound(0) - estimates.at(0))
+        estimates.observe((0.5,), (0.6,), stopped=False)
+    assert gaps[0] > gaps[1] > gaps[2] > 0.0
+    assert estimates.bound(0) <= 1.0
+
+
+def test_a_probe_lets_older_evidence_count_less() -> None:
+    """A rest may last long: what was seen before it must not outvote what is seen now."""
+    estimates = Acceptance(1)
+    for _ in range(200):
+        estimates.observe((0.1,), (0.6,), stopped=False)
+    for _ in range(3):
+        estimates.observe_overlaps(((0.9, 0.9),) * 16)
+    assert estimates.at(0) > 0.7

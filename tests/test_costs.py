@@ -166,3 +166,23 @@ def test_without_a_draft_model_drafts_are_free() -> None:
     costs = calibrate(target, None, 5, clock)
     assert costs.known
     assert costs.draft_s == 0.0
+
+
+def test_a_width_that_was_seldom_seen_is_learned_fast() -> None:
+    """What was measured once at load, and wrongly, must not need dozens of passes to be put right."""
+    seldom, often = Costs(4, {1: 0.1, 4: 0.4}, 0.01), Costs(4, {1: 0.1, 4: 0.4}, 0.01)
+    for _ in range(100):
+        seldom.observe_verify(1, 0.1)
+        often.observe_verify(4, 0.4)
+    for costs in (seldom, often):
+        for _ in range(4):
+            costs.observe_verify(4, 0.3)
+    assert seldom.verify(4) < 0.335 < often.verify(4)
+
+
+def test_a_slow_pass_now_and_then_changes_nothing_for_long() -> None:
+    costs = Costs(4, {1: 0.1, 4: 0.2}, 0.01)
+    for _ in range(20):
+        for seconds in (0.1, 0.1, 0.1, 0.1, 0.3):
+            costs.observe_verify(1, seconds)
+    assert costs.verify(1) == pytest.approx(0.1, rel=0.01)
