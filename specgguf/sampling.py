@@ -21,7 +21,7 @@ Ids = npt.NDArray[np.int32]
 Probs = npt.NDArray[np.float64]
 Logits = npt.NDArray[np.float32]
 
-BLOCK = 256  # logits per block of the block-maxima top-k
+FOLDS = 32  # logits per block of the block-maxima top-k; a block is a column of the row folded into so many
 COLDEST = 1e-30  # a temperature below it is the same law, and overflows
 GREEDY_SEEN = 8  # candidates that a greedy law's confidence is taken over
 
@@ -109,29 +109,32 @@ def draw(law: Law, rng: Rng) -> int:
 def largest(logits: Logits, k: int) -> Ids:
     """The ids of the k largest logits, in descending order (ties: the lower id first); all when k <= 0.
 
-    Block maxima: the k-th largest maximum over blocks of 256 is a lower bound of the k-th logit, so only the
-    k blocks at or above it are looked at and only what passes it is sorted.
+    Block maxima: the k-th largest maximum over blocks is a lower bound of the k-th logit, so only the blocks at
+    or above it are looked at and only what passes it is sorted. Blocks are strided, which makes their maxima one
+    pass over the row in order.
 
     Raises:
         BackendError: there is a NaN among them.
     """
     n = len(logits)
-    if n < BLOCK * k or k <= 0:
+    blocks = n // FOLDS
+    if k <= 0 or blocks < 8 * k:
         _refuse_nan(logits.max())
     if k <= 0 or k >= n:
         return np.argsort(-logits, kind="stable").astype(np.int32)
-    if n < BLOCK * k:
+    if blocks < 8 * k:
         ids = np.argpartition(logits, n - k)[n - k :]
         ids = np.flatnonzero(logits >= logits[ids].min())
     else:
-        whole = n - n % BLOCK
-        blocks = logits[:whole].reshape(-1, BLOCK)
-        maxima = blocks.max(axis=1)
-        _refuse_nan(np.maximum(maxima.max(), logits[whole:].max(initial=-np.inf)))
-        bound = np.partition(maxima, len(maxima) - k)[len(maxima) - k]
-        rows = np.flatnonzero(maxima >= bound)
-        row, column = np.nonzero(blocks[rows] >= bound)
-        ids = np.concatenate((rows[row] * BLOCK + column, whole + np.flatnonzero(logits[whole:] >= bound)))
+        whole = blocks * FOLDS
+        folded, rest = logits[:whole].reshape(FOLDS, blocks), logits[whole:]
+        maxima = folded.max(axis=0)
+        _refuse_nan(np.maximum(maxima.max(), rest.max(initial=-np.inf)))
+        bound = np.partition(maxima, blocks - k)[blocks - k]
+        columns = np.flatnonzero(maxima >= bound)
+        found = np.flatnonzero(folded[:, columns] >= bound)
+        row, column = np.divmod(found, len(columns))
+        ids = np.concatenate((row * blocks + columns[column], whole + np.flatnonzero(rest >= bound)))
     order = np.argsort(-logits[ids], kind="stable")[:k]
     return ids[order].astype(np.int32)
 
@@ -205,14 +208,15 @@ class Transform:
             return _normalised(ids, logits[ids].astype(np.float64), 1.0)
         ids = self._candidates(logits, params.top_k, generated)
         scores = logits[ids].astype(np.float64)
-        confidence = _confidence(scores)
+        weights = np.exp(scores - scores[0])
+        confidence = float(1.0 / weights.sum())
         if params.typical_p < 1.0:
             kept = _typical(scores, params.typical_p)
             ids, scores = ids[kept], scores[kept]
+            weights = np.exp(scores - scores[0])
         n = len(ids)
         if params.top_p < 1.0:
-            probs = np.exp(scores - scores[0])
-            n = int(np.searchsorted(np.cumsum(probs), params.top_p * probs.sum(), side="left")) + 1
+            n = int(np.searchsorted(np.cumsum(weights), params.top_p * weights.sum(), side="left")) + 1
         if params.min_p > 0.0:
             n = min(n, int(np.searchsorted(-scores, -(scores[0] + np.log(params.min_p)), side="right")))
         n = max(n, 1)
