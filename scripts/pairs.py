@@ -35,9 +35,9 @@ class Regime:
 
 
 REGIMES = (
-    Regime("f16", "F16", (1, 2, 3, 4, 5), "memory-bound: a pass over six tokens costs about 1.5 of one"),
-    Regime("q8", "Q8_0", (3,), "a step in the cost: four tokens 1.8 of one, five 2.8"),
-    Regime("q4", "", (3,), "compute-bound: four tokens cost about 3.4 of one"),
+    Regime("f16", "F16", (1, 2, 3, 4, 5), "memory-bound: a pass over six tokens costs less than two of one"),
+    Regime("q8", "Q8_0", (3,), "in between: four tokens cost 2 to 4 of one, by the speed of the memory"),
+    Regime("q4", "", (3,), "compute-bound: four tokens cost about 3 of one"),
 )
 
 

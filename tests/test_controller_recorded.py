@@ -1,0 +1,77 @@
+"""The controller on recorded answers of a real pair: near the best fixed length, and never much below plain."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from recorded import N_DRAFT, Text, load, replay
+from simulator import F16, Machine, calibrated
+
+from specgguf import acceptance
+from specgguf.controller import Adaptive, Fixed
+
+TEXTS = load()
+# Milliseconds measured on 2-core CPUs for a 1.5B target and a 0.5B draft. How far memory keeps up decides whether the
+# same file is memory-bound (a slow plain pass, a cheap wide one) or not.
+MACHINES = {
+    "f16": F16,
+    "f16, fast memory": Machine([0.060, 0.094, 0.106, 0.116, 0.128, 0.134], 0.0115, sync_s=0.0018),
+    "f16, slower memory": Machine([0.080, 0.098, 0.108, 0.116, 0.128, 0.134], 0.0115, sync_s=0.0018),
+    "q8": Machine([0.062, 0.098, 0.113, 0.119, 0.204, 0.202], 0.015, sync_s=0.004),
+    "q8, fast memory": Machine([0.043, 0.120, 0.143, 0.160, 0.220, 0.240], 0.012, sync_s=0.0018),
+    "q4": Machine([0.0255, 0.0495, 0.0665, 0.0807, 0.0985, 0.1140], 0.0114, sync_s=0.0018),
+}
+SEEDS = range(3)
+
+cells = pytest.mark.parametrize("text", TEXTS, ids=lambda t: f"{t.kind}-{t.temperature:g}")
+machines = pytest.mark.parametrize("name", MACHINES)
+
+
+def fixed(k: int, text: Text, machine: Machine) -> float:
+    return float(np.mean([replay(Fixed(k), text, machine, seed=seed) for seed in SEEDS]))
+
+
+def adaptive(text: Text, machine: Machine) -> float:
+    seconds = []
+    for seed in SEEDS:
+        controller = Adaptive(N_DRAFT, calibrated(machine, N_DRAFT, seed))
+        seconds.append(replay(controller, text, machine, seed=seed))
+    return float(np.mean(seconds))
+
+
+@cells
+@machines
+def test_near_the_best_fixed_length(name: str, text: Text) -> None:
+    best = min(fixed(k, text, MACHINES[name]) for k in range(N_DRAFT + 1))
+    assert best / adaptive(text, MACHINES[name]) >= 0.93
+
+
+@cells
+@machines
+def test_never_much_slower_than_plain(name: str, text: Text) -> None:
+    assert fixed(0, text, MACHINES[name]) / adaptive(text, MACHINES[name]) >= 0.96
+
+
+@machines
+def test_all_texts_together_are_as_fast_as_the_best_fixed_lengths(name: str) -> None:
+    """What is lost on one text is won on another: by stopping a draft early, and by lookups."""
+    ratios = []
+    for text in TEXTS:
+        best = min(fixed(k, text, MACHINES[name]) for k in range(N_DRAFT + 1))
+        ratios.append(best / adaptive(text, MACHINES[name]))
+    assert np.mean(ratios) >= 0.97
+
+
+def test_a_controller_that_believes_a_few_samples_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = next(t for t in TEXTS if (t.kind, t.temperature) == ("code", 0.0))
+    machine = MACHINES["q8"]
+    best = min(fixed(k, text, machine) for k in range(N_DRAFT + 1))
+    assert best / adaptive(text, machine) >= 0.93
+    monkeypatch.setattr(acceptance, "GAMMA", 0.5)
+    assert best / adaptive(text, machine) < 0.93
+
+
+def test_always_drafting_is_caught() -> None:
+    story = next(t for t in TEXTS if (t.kind, t.temperature) == ("story", 0.0))
+    machine = MACHINES["f16, fast memory"]
+    assert fixed(0, story, machine) / fixed(5, story, machine) < 0.8
