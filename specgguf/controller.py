@@ -24,6 +24,7 @@ PROBE_BUDGET = 0.0075  # of the time of plain decoding
 GO_ON_ABOVE = 0.95  # of the current speed: what further tokens add per second; just below it is as good as even
 PROBE_GAP = 16  # plain tokens before the first probe of a rest
 PLAIN_EVERY = 128  # drafted rounds between two plain ones, which keep R(0) honest
+PLAIN_OFTEN, CLOSE = 16, 1.2  # as long as drafting gains less than this, where a plain round costs next to nothing
 REALISED_ROUNDS = 8.0  # drafted rounds before their measured speed may send drafting to rest
 
 
@@ -165,7 +166,7 @@ class Adaptive:
         if self._resting:
             self._measured = _Measured()
         self._resting, self._plain, self.rest_reason = False, 0, ""
-        if self._since_plain >= PLAIN_EVERY:
+        if self._since_plain >= (PLAIN_OFTEN if gain < CLOSE else PLAIN_EVERY):
             return 0, 0, "measuring plain"
         self._speed = max(self.speed(k) for k in range(self.draft_max + 1))
         return k_max, 0, "draft"

@@ -28,6 +28,13 @@ from .trace import Trace
 from .verifier import choose_rule
 
 
+class _Wishes:
+    """What was asked of one generation from outside, before or while it runs."""
+
+    def __init__(self) -> None:
+        self.cancelled = self.finishing = False
+
+
 class Engine:
     """One target, perhaps a draft, and the generation that owns them.
 
@@ -68,7 +75,8 @@ class Engine:
         self._adaptive: Adaptive | None = None
         self._lock = threading.RLock()
         self._owner: Iterator[Round] | None = None
-        self._cancelled = self._finishing = self._closed = False
+        self._running = self._latest = _Wishes()  # of the generation that owns the caches; that was asked for last
+        self._closed = False
         if config.draft == "auto":
             self._controller(config)
 
@@ -127,7 +135,8 @@ class Engine:
                 n_logprobs=params.logprobs,
             )
 
-        return self._owned(start, prompt, config, timeout)
+        wishes = self._latest = _Wishes()
+        return self._owned(start, prompt, config, timeout, wishes)
 
     def _controller(self, config: DraftConfig) -> Fixed | Adaptive:
         if self.off_reason:
@@ -154,13 +163,16 @@ class Engine:
         prompt: Sequence[int],
         config: DraftConfig,
         timeout: float | None,
+        wishes: _Wishes,
     ) -> Iterator[Round]:
         """What `start` makes, under the lock and the ownership rule, with statistics."""
         with self.hold(timeout):
             self._dismiss()
-            self._cancelled = self._finishing = False
+            self._running = wishes
             for model in self._models():
                 model.resume()
+            if wishes.cancelled:  # in this order: a cancel that comes now finds it running
+                raise Cancelled("stopped")
             controller = self._controller(config)
             rounds = self._owner = start(controller)
             self.last = Stats()
@@ -172,9 +184,9 @@ class Engine:
                 with self.hold():
                     if self._owner is not rounds:
                         raise Busy("a newer generation took this engine over")
-                    if self._cancelled:
+                    if wishes.cancelled:
                         raise Cancelled("stopped")
-                    round = None if self._finishing else next(rounds, None)
+                    round = None if wishes.finishing else next(rounds, None)
                     if round is None:
                         return
                     self._count(round, controller.rest_reason)
@@ -191,14 +203,15 @@ class Engine:
             stats.rest_reason = rest_reason
 
     def cancel(self) -> None:
-        """Stop the running generation: it raises Cancelled within a round, or within a chunk of its prefill."""
-        self._cancelled = True
+        """Stop the running generation: it raises Cancelled within a round, or within a chunk of its prefill. One
+        that was asked for and has not begun raises as soon as it does."""
+        self._running.cancelled = self._latest.cancelled = True
         for model in self._models():
             model.cancel()
 
     def finish(self) -> None:
         """End the running generation after its round (its first one, while it reads the prompt)."""
-        self._finishing = True
+        self._running.finishing = self._latest.finishing = True
 
     def _models(self) -> list[Model]:
         return [m for m in (self.draft_model, self.target) if m is not None]

@@ -269,6 +269,15 @@ def test_cancel_without_a_generation_does_nothing(llm: SpeculativeLlama, referen
     is_sound(llm, reference)
 
 
+def test_cancel_before_the_first_round_is_heard(llm: SpeculativeLlama, reference: SpeculativeLlama) -> None:
+    """By the generation that was asked for, and by no later one."""
+    rounds = llm.generate(llm.tokenize(PROMPT.encode()), SamplingParams(max_tokens=8))
+    llm.cancel()
+    with pytest.raises(Cancelled):
+        next(rounds)
+    is_sound(llm, reference)
+
+
 def test_finish_keeps_the_text(llm: SpeculativeLlama, reference: SpeculativeLlama) -> None:
     before = llm.stats.n_rounds
     running = Background(lambda: llm.create_completion(PROMPT, max_tokens=None, **GREEDY))
