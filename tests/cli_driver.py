@@ -6,6 +6,7 @@ Only tests use it; nothing of the shipped program knows about it.
 from __future__ import annotations
 
 import ctypes
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -88,4 +89,5 @@ def play(scene: FakeEngine) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that runs the tests behind itself ignores it
     run()
