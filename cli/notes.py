@@ -25,7 +25,7 @@ class Notes:
     def say(self, text: str = "") -> None:
         """A remark. Silent with `--quiet`."""
         if not self.quiet:
-            self.raw(self.ink.dim(text) + "\n")
+            self.raw(self.ink.dim(self._folded(text)) + "\n")
 
     def tell(self, text: str = "") -> None:
         """What the user asked for: never silent, not dimmed."""
@@ -33,7 +33,7 @@ class Notes:
 
     def warn(self, text: str) -> None:
         """A remark that should not be missed."""
-        self.raw(self.ink.red("warning: ") + text + "\n")
+        self.raw(self.ink.red("warning: ") + self._folded("warning: " + text).removeprefix("warning: ") + "\n")
 
     def error(self, message: str, hint: str = "") -> None:
         """An error that does not end the program: one line and a hint."""
@@ -48,6 +48,10 @@ class Notes:
             self.stream.write(f"\r{self.ink.dim(line)}\x1b[K")
             self.stream.flush()
             self._transient = True
+
+    def _folded(self, text: str) -> str:
+        """A terminal gets lines broken between words; a file or a pipe gets one line."""
+        return terminal.folded(text, max(terminal.width(self.stream) - 1, 20)) if self.ink.tty else text
 
     def clear(self) -> None:
         """Take the waiting line away."""

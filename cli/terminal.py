@@ -10,6 +10,7 @@ import contextlib
 import os
 import re
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TextIO
@@ -82,6 +83,16 @@ def one_line(text: str, width: int) -> str:
     """`text` on one line, cut with an ellipsis where it is longer than `width`."""
     flat = " ".join(clean(text).split())
     return flat if len(flat) <= width else flat[: max(width - 1, 0)] + "…"
+
+
+def folded(text: str, width: int) -> str:
+    """`text` with long lines broken between words; indented lines, which are meant as they are, stay whole."""
+    lines = []
+    for line in text.split("\n"):
+        whole = len(line) <= width or line[:1].isspace()
+        broken = [line] if whole else textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False)
+        lines += broken
+    return "\n".join(lines)
 
 
 def width(stream: TextIO | None = None) -> int:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 RATE = 0.15  # weight of a new sample, at least; more where a width was seldom seen of late
 DRIFT, DRIFT_MAX = 0.5, 0.005  # how far other widths follow a change of one, and the most of it at a time
 FADE = 0.98  # of what earlier samples of a width count, at each pass of any width
+CALIBRATED = 5.0  # samples that a measurement at load stands for
 CLIP = 1.5  # a sample further than this factor from the estimate counts as that far: one slow decode is noise
 
 
@@ -35,6 +37,25 @@ class Extendable(Protocol):
 
     def rewind(self, n: int) -> int:
         """Keep the first `n`."""
+
+
+@dataclass
+class _Pass:
+    """The running estimate of one width: its seconds, how many recent samples it stands for, and the last three."""
+
+    seconds: float
+    weight: float
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=3))
+
+    def learn(self, seconds: float) -> float:
+        """Move towards a sample; the factor that the estimate moved by. A single slow pass is noise, two are news."""
+        self.recent.append(seconds)
+        typical = sorted(self.recent)[(len(self.recent) - 1) // 2]
+        factor = min(max(typical / self.seconds, 1 / CLIP), CLIP) if self.seconds > 0.0 else 1.0
+        moved = 1.0 + max(RATE, 1.0 / (self.weight + 2.0)) * (factor - 1.0)
+        self.seconds *= moved
+        self.weight += 1.0
+        return moved
 
 
 class Costs:
@@ -58,14 +79,12 @@ class Costs:
         self.draft_s = draft_s
         self.sync_s = sync_s
         self.host_s = 0.0
-        self._seen: dict[int, float] = {n: s for n, s in (verify_s or {}).items() if 1 <= n <= widths}
-        self._weights = dict.fromkeys(self._seen, 5.0)  # by width: how many recent samples it stands for
-        self._recent: dict[int, deque[float]] = {}
+        self._seen = {n: _Pass(s, CALIBRATED) for n, s in (verify_s or {}).items() if 1 <= n <= widths}
         self._last_width = 0
 
     def to_json(self) -> dict[str, Any]:
         """What a later run of the same pair on the same machine can begin with."""
-        verify_s = {str(n): s for n, s in self._seen.items()}
+        verify_s = {str(n): one.seconds for n, one in self._seen.items()}
         return {"verify_s": verify_s, "draft_s": self.draft_s, "sync_s": self.sync_s}
 
     @classmethod
@@ -86,10 +105,10 @@ class Costs:
     def verify(self, width: int) -> float:
         """Seconds of a target pass over `width` tokens: interpolated between the nearest measured widths, and
         never above a wider one, whose tokens include these (a slow sample at load would otherwise stay)."""
-        wider = min((s for n, s in self._seen.items() if n >= width), default=None)
+        wider = min((one.seconds for n, one in self._seen.items() if n >= width), default=None)
         below = max((n for n in self._seen if n < width), default=None)
         if wider is None:
-            return self._seen[below] if below else 0.0
+            return self._seen[below].seconds if below else 0.0
         if width in self._seen or below is None:
             return wider
         above = min(n for n in self._seen if n > width)
@@ -101,22 +120,16 @@ class Costs:
         and counts only where nothing better is known."""
         settled = width == self._last_width
         self._last_width = width
-        for known in self._weights:
-            self._weights[known] *= FADE
-        old = self._seen.get(width)
-        if old is None:
-            self._seen[width], self._weights[width] = seconds, 1.0
-        elif settled or seconds < old:
-            recent = self._recent.setdefault(width, deque(maxlen=3))
-            recent.append(seconds)
-            seconds = sorted(recent)[(len(recent) - 1) // 2]  # a single slow pass is noise, two are news
-            factor = min(max(seconds / old, 1 / CLIP), CLIP) if old > 0 else 1.0
-            moved = 1.0 + max(RATE, 1.0 / (self._weights[width] + 2.0)) * (factor - 1.0)
-            self._weights[width] += 1.0
-            self._seen[width] = old * moved
-            for other in self._seen:  # contexts grow, slowly: the others drift along
-                if other != width:
-                    self._seen[other] *= 1.0 + DRIFT * min(max(moved - 1.0, -DRIFT_MAX), DRIFT_MAX)
+        for one in self._seen.values():
+            one.weight *= FADE
+        here = self._seen.get(width)
+        if here is None:
+            self._seen[width] = _Pass(seconds, 1.0)
+        elif settled or seconds < here.seconds:
+            drift = DRIFT * min(max(here.learn(seconds) - 1.0, -DRIFT_MAX), DRIFT_MAX)
+            for one in self._seen.values():  # contexts grow, slowly: the others drift along
+                if one is not here:
+                    one.seconds *= 1.0 + drift
 
     def observe_draft(self, n_steps: int, n_synced: int, seconds: float) -> None:
         """A draft of `n_steps` decodes took so long; its first decode caught up with `n_synced` tokens."""

@@ -210,7 +210,8 @@ class Engine:
             model.cancel()
 
     def finish(self) -> None:
-        """End the running generation after its round (its first one, while it reads the prompt)."""
+        """End the running generation after its round (its first one, while it reads the prompt). One that was asked
+        for and has not begun ends without a round."""
         self._running.finishing = self._latest.finishing = True
 
     def _models(self) -> list[Model]:

@@ -1,20 +1,21 @@
-"""A machine and a text on paper: drives a controller through rounds whose costs and acceptance are known.
+"""A machine and a script on paper: drives a controller through rounds whose costs and acceptance are known.
 
-Each drafted token has a confidence and, given it, a chance of acceptance; both come from a seeded source, so a
-run is repeatable. Costs may carry noise and single slow outliers. What is returned is simulated time.
+Each drafted token has a confidence and a chance of acceptance: drawn from a seeded source here, recorded ones in
+`recorded`. Costs may carry noise and single slow outliers. What is returned is simulated time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
 from specgguf.controller import Adaptive, Fixed
 from specgguf.costs import Costs
 from specgguf.drafter import OWED_RIDING_MAX
-from specgguf.rounds import Round
+from specgguf.rounds import Offer, Plan, Round
 from specgguf.sampling import Law
 
 
@@ -47,6 +48,52 @@ class Text:
     hard: float = 0.35
 
 
+class Script(Protocol):
+    """A text of `n_tokens` tokens after a prompt of `n_prompt`, and how a draft does at each place of it."""
+
+    @property
+    def n_prompt(self) -> int: ...
+
+    @property
+    def n_tokens(self) -> int: ...
+
+    def token(self, done: int, i: int, source: np.random.Generator) -> tuple[float, float] | None:
+        """The confidence of token i of a draft after `done` tokens, and its chance once reached; None: it ended."""
+
+    def scored(self, done: int, n: int, source: np.random.Generator) -> tuple[tuple[float, float], ...]:
+        """Confidence and overlap of the latest `n` plain tokens."""
+
+    def offer(self, done: int) -> Offer | None:
+        """What a lookup finds."""
+
+    def looked_up(self, done: int, tokens: Sequence[int]) -> list[float]:
+        """The chances of an offer's tokens."""
+
+
+@dataclass
+class Drawn:
+    """A script whose every token is drawn; `text(position)` says what it is like there."""
+
+    text: Callable[[int], Text]
+    n_tokens: int
+    n_prompt: int = 0
+
+    def token(self, done: int, i: int, source: np.random.Generator) -> tuple[float, float]:
+        kind = self.text(done)
+        easy = bool(source.random() < kind.sure)
+        confidence = float(source.beta(20, 1.0) if easy else source.beta(3, 3))
+        return confidence, kind.easy if easy else kind.hard
+
+    def scored(self, done: int, n: int, source: np.random.Generator) -> tuple[tuple[float, float], ...]:
+        return tuple(self.token(done, 0, source) for _ in range(n))
+
+    def offer(self, done: int) -> None:
+        return None
+
+    def looked_up(self, done: int, tokens: Sequence[int]) -> list[float]:
+        return []
+
+
 @dataclass
 class Outcome:
     tokens: int = 0
@@ -68,45 +115,39 @@ def run(
     n_turns: int = 1,
 ) -> Outcome:
     """`n_tokens` per turn; `text(position)` says what the text is like there."""
+    return follow(controller, machine, Drawn(text, n_tokens), seed=seed, n_turns=n_turns)
+
+
+def follow(
+    controller: Adaptive | Fixed, machine: Machine, script: Script, *, seed: int = 1, n_turns: int = 1
+) -> Outcome:
+    """The script, `n_turns` times, each from empty caches."""
     source = np.random.default_rng(seed)
     out = Outcome()
     for _ in range(n_turns):
         if isinstance(controller, Adaptive):
             controller.new_turn()
-        _turn(controller, machine, text, n_tokens, source, out)
+        _turn(controller, machine, script, source, out)
     return out
 
 
 def _turn(
-    controller: Adaptive | Fixed,
-    machine: Machine,
-    text: Callable[[int], Text],
-    n_tokens: int,
-    source: np.random.Generator,
-    out: Outcome,
+    controller: Adaptive | Fixed, machine: Machine, script: Script, source: np.random.Generator, out: Outcome
 ) -> None:
-    done, lag, owed = 0, 1, 1
+    done, lag, owed = 0, 1 + script.n_prompt, 1
     first = True
-    while done < n_tokens:
-        plan = controller.plan(n_tokens - done - 1)
-        kind = text(done)
-        chances: list[float] = []
-        asked = 0
+    while done < script.n_tokens:
+        offer = script.offer(done)
+        plan = controller.plan(script.n_tokens - done - 1, offer)
         probe_s, prefill_s = 0.0, 0.0
-        probe: tuple[tuple[float, float], ...] = ()
-        if plan.probe:
-            probe = tuple(_scored(kind, source) for _ in range(plan.probe))
-            probe_s = machine.sync_s * min(lag, plan.probe + 16)
-        while len(chances) < plan.n_max:
-            easy = bool(source.random() < kind.sure)
-            confidence = float(source.beta(20, 1.0) if easy else source.beta(3, 3))
-            asked += 1
-            law = Law(np.array([1], dtype=np.int32), np.ones(1), confidence)
-            if not plan.go_on(len(chances), law):
-                break
-            chances.append(kind.easy if easy else kind.hard)
-            if len(chances) < plan.n_max and not plan.go_on(len(chances), None):
-                break
+        probe = script.scored(done, plan.probe, source) if plan.probe else ()
+        if probe:
+            probe_s = machine.sync_s * min(lag, len(probe) + 16)
+        if plan.source == "lookup":
+            assert offer is not None
+            asked, chances = 0, script.looked_up(done, offer.tokens[: plan.n_max])
+        else:
+            asked, chances = _drafted(plan, script, done, source)
         survival = np.cumprod(chances) if chances else np.empty(0)
         accepted = 0
         for chance in chances:
@@ -123,15 +164,16 @@ def _turn(
             prefill_s, owed = machine.passes(owed - 1) * grown, 1
         verify_s = machine.passes(owed + len(chances)) * grown * _noise(machine, source)
         host_s = machine.host_s * width
-        tokens = min(accepted + 1, n_tokens - done)
+        tokens = min(accepted + 1, script.n_tokens - done)
         owed = owed + tokens if machine.checkpoint and accepted < len(chances) else 1
-        lag = 1 + (accepted == len(chances)) if asked else lag + 1
+        lag = 1 + (accepted == len(chances)) if asked else lag + tokens
         round = Round(
             tokens=(1,) * tokens,
             n_from_draft=min(accepted, tokens),
             draft_n=len(chances),
             draft_n_accepted=accepted,
             survival=tuple(survival),
+            source=plan.source,
             n_synced=n_synced,
             n_context=done,
             prefill_s=verify_s if first else prefill_s,
@@ -148,16 +190,25 @@ def _turn(
         out.lengths.append(len(chances))
 
 
+def _drafted(plan: Plan, script: Script, done: int, source: np.random.Generator) -> tuple[int, list[float]]:
+    """How many draft decodes were asked for, and the chances of the tokens that were drawn."""
+    chances: list[float] = []
+    asked = 0
+    while len(chances) < plan.n_max and (token := script.token(done, len(chances), source)) is not None:
+        confidence, chance = token
+        asked += 1
+        law = Law(np.array([1], dtype=np.int32), np.ones(1), confidence)
+        if not plan.go_on(len(chances), law):
+            break
+        chances.append(chance)
+        if len(chances) < plan.n_max and not plan.go_on(len(chances), None):
+            break
+    return asked, chances
+
+
 def _noise(machine: Machine, source: np.random.Generator) -> float:
     slow = 3.0 if source.random() < machine.outliers else 1.0
     return slow * float(np.exp(machine.noise * source.standard_normal()))
-
-
-def _scored(kind: Text, source: np.random.Generator) -> tuple[float, float]:
-    """Confidence and overlap of one plain token."""
-    if source.random() < kind.sure:
-        return float(source.beta(20, 1.0)), kind.easy
-    return float(source.beta(3, 3)), kind.hard
 
 
 def calibrated(machine: Machine, draft_max: int, seed: int = 7) -> Costs:

@@ -6,6 +6,7 @@ import re
 
 import pytest
 from rich.cells import cell_len
+from specgguf.cli import terminal
 from specgguf.cli.wrap import WordWrap
 
 PROSE = (
@@ -100,3 +101,11 @@ def test_a_terminal_that_changes_its_width() -> None:
     width = 20
     terminal.write(wrap.feed("five six seven eight nine ten", str))
     assert terminal.text() == ["one two three four", "five six seven", "eight nine ten"]
+
+
+def test_remarks_are_folded_between_words() -> None:
+    text = "a larger model would read prompts too slowly\n  a line that is meant as it is, columns and all"
+    folded = terminal.folded(text, 20).split("\n")
+    assert folded[:3] == ["a larger model would", "read prompts too", "slowly"]
+    assert folded[3:] == text.split("\n")[1:]
+    assert terminal.folded("org/" + "x" * 40, 20) == "org/" + "x" * 40

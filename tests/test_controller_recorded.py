@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from recorded import N_DRAFT, Text, load, replay
-from simulator import F16, Machine, calibrated
+from recorded import N_DRAFT, Recorded, load
+from simulator import F16, Machine, calibrated, follow
 
 from specgguf import acceptance
 from specgguf.controller import Adaptive, Fixed
@@ -21,34 +21,34 @@ MACHINES = {
     "q8, fast memory": Machine([0.043, 0.120, 0.143, 0.160, 0.220, 0.240], 0.012, sync_s=0.0018),
     "q4": Machine([0.0255, 0.0495, 0.0665, 0.0807, 0.0985, 0.1140], 0.0114, sync_s=0.0018),
 }
-SEEDS = range(3)
+SEEDS, TURNS = range(3), 4
 
 cells = pytest.mark.parametrize("text", TEXTS, ids=lambda t: f"{t.kind}-{t.temperature:g}")
 machines = pytest.mark.parametrize("name", MACHINES)
 
 
-def fixed(k: int, text: Text, machine: Machine) -> float:
-    return float(np.mean([replay(Fixed(k), text, machine, seed=seed) for seed in SEEDS]))
+def fixed(k: int, text: Recorded, machine: Machine) -> float:
+    return float(np.mean([follow(Fixed(k), machine, text, seed=seed, n_turns=TURNS).seconds for seed in SEEDS]))
 
 
-def adaptive(text: Text, machine: Machine) -> float:
+def adaptive(text: Recorded, machine: Machine) -> float:
     seconds = []
     for seed in SEEDS:
         controller = Adaptive(N_DRAFT, calibrated(machine, N_DRAFT, seed))
-        seconds.append(replay(controller, text, machine, seed=seed))
+        seconds.append(follow(controller, machine, text, seed=seed, n_turns=TURNS).seconds)
     return float(np.mean(seconds))
 
 
 @cells
 @machines
-def test_near_the_best_fixed_length(name: str, text: Text) -> None:
+def test_near_the_best_fixed_length(name: str, text: Recorded) -> None:
     best = min(fixed(k, text, MACHINES[name]) for k in range(N_DRAFT + 1))
     assert best / adaptive(text, MACHINES[name]) >= 0.93
 
 
 @cells
 @machines
-def test_never_much_slower_than_plain(name: str, text: Text) -> None:
+def test_never_much_slower_than_plain(name: str, text: Recorded) -> None:
     assert fixed(0, text, MACHINES[name]) / adaptive(text, MACHINES[name]) >= 0.96
 
 
