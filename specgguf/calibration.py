@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .costs import Costs, calibrate, measure
+from .costs import Costs, calibrate, measure, widest
 from .model import Model
 
 MAX_AGE_S = 30 * 24 * 3600.0
@@ -28,7 +28,8 @@ def costs_for(
     """The pair's costs: from an earlier run, or measured now and kept."""
     path = _file(target, draft, draft_max)
     saved = _read(path)
-    costs = Costs.from_json(draft_max + 1, saved) if saved is not None else None
+    pads = target.rewinds_freely
+    costs = Costs.from_json(widest(draft_max, pads=pads), saved, pads=pads) if saved is not None else None
     if costs is None or not _still_true(costs, target, clock):
         costs = calibrate(target, draft, draft_max, clock)
         if costs.known:

@@ -123,7 +123,7 @@ class Adaptive:
             speeds = [round(self.speed(i), 3) for i in range(self.draft_max + 1)]
             record = {"event": "plan", "n_max": k, "source": source, "probe": probe, "why": why, "speeds": speeds}
             self._trace(record | {"room": room, "match": self._match})
-        return Plan(k, self._go_on, source, probe) if k or probe else Plan(0)
+        return Plan(k, self._go_on, source, probe, self.costs.padding) if k or probe else Plan(0)
 
     def _from_offer(self, offer: Offer | None, k_max: int, k: int) -> int:
         """How many offered tokens to take: as many as make the fastest round, 0 where the draft model (k > 0) or
@@ -230,7 +230,7 @@ class Adaptive:
         if self._first:
             self._first = False
         else:  # what a checkpoint makes the target read again is part of the price of drafting
-            self.costs.observe_verify(round.draft_n + 1, round.verify_s + round.prefill_s)
+            self.costs.observe_verify(round.draft_n + 1 + round.n_padding, round.verify_s + round.prefill_s)
             self.costs.observe_host(round.host_s)
         if self._probed:
             self._observe_probe(round)
@@ -286,6 +286,7 @@ def _record(round: Round, rest_reason: str) -> dict[str, Any]:
         "drafted": round.draft_n,
         "accepted": round.draft_n_accepted,
         "tokens": len(round.tokens),
+        "padding": round.n_padding,
         "survival": [float(p) for p in round.survival],
         "probe": [float(overlap) for _, overlap in round.probe],
         "draft_s": round.draft_s,

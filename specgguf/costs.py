@@ -2,28 +2,38 @@
 
 Verification has steps (kernels tile by 4 or 8) and drifts with the length of the context, so every width has
 its own estimate, measured at load where possible and corrected by each settled sample; widths that were not
-seen yet are interpolated and drift with the others. It knows nothing of acceptance and decides nothing.
+seen yet are interpolated and drift with the others. Some kernels take longer for six tokens than for a full
+tile of eight: such a pass is padded to the tile. It knows nothing of acceptance and decides nothing.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from .config import DRAFT_MAX_LIMIT
+
 RATE = 0.15  # weight of a new sample, at least; more where a width was seldom seen of late
 DRIFT, DRIFT_MAX = 0.5, 0.005  # how far other widths follow a change of one, and the most of it at a time
 FADE = 0.98  # of what earlier samples of a width count, at each pass of any width
 CALIBRATED = 5.0  # samples that a measurement at load stands for
 CLIP = 1.5  # a sample further than this factor from the estimate counts as that far: one slow decode is noise
+TILE = 8  # passes are padded up to a multiple of so many
+PADS_BELOW = 0.95  # pad where the wider pass costs less than this much of the narrower one
 
 
 class Extendable(Protocol):
     """What a calibration needs of `model.Model`."""
 
     n_ctx: int
+
+    @property
+    def rewinds_freely(self) -> bool:
+        """Whether `rewind` always keeps what it is asked to, so that a pass can be padded."""
 
     @property
     def tokens(self) -> Sequence[int]:
@@ -62,10 +72,11 @@ class Costs:
     """Running cost estimates.
 
     Args:
-        widths: the widest target pass (draft_max + 1).
+        widths: the widest target pass, see `widest`.
         verify_s: seconds by width from a calibration; may be sparse or empty.
         draft_s: seconds of one draft step; None where nothing was measured.
         sync_s: seconds per token of the draft's batched catching up.
+        pads: whether the target can drop what pads a pass.
     """
 
     def __init__(
@@ -74,8 +85,11 @@ class Costs:
         verify_s: Mapping[int, float] | None = None,
         draft_s: float | None = None,
         sync_s: float | None = None,
+        *,
+        pads: bool = False,
     ) -> None:
         self.widths = widths
+        self.pads = pads
         self.draft_s = draft_s
         self.sync_s = sync_s
         self.host_s = 0.0
@@ -88,11 +102,11 @@ class Costs:
         return {"verify_s": verify_s, "draft_s": self.draft_s, "sync_s": self.sync_s}
 
     @classmethod
-    def from_json(cls, widths: int, saved: Mapping[str, Any]) -> Costs | None:
+    def from_json(cls, widths: int, saved: Mapping[str, Any], *, pads: bool = False) -> Costs | None:
         """Costs from `to_json`'s; None where they do not serve."""
         try:
             verify_s = {int(n): float(s) for n, s in saved["verify_s"].items()}
-            costs = cls(widths, verify_s, float(saved["draft_s"]), float(saved["sync_s"]))
+            costs = cls(widths, verify_s, float(saved["draft_s"]), float(saved["sync_s"]), pads=pads)
         except (KeyError, TypeError, ValueError, AttributeError):
             return None
         return costs if costs.known and widths in verify_s and all(s > 0.0 for s in verify_s.values()) else None
@@ -103,17 +117,32 @@ class Costs:
         return 1 in self._seen and len(self._seen) > 1 and self.draft_s is not None
 
     def verify(self, width: int) -> float:
-        """Seconds of a target pass over `width` tokens: interpolated between the nearest measured widths, and
-        never above a wider one, whose tokens include these (a slow sample at load would otherwise stay)."""
-        wider = min((one.seconds for n, one in self._seen.items() if n >= width), default=None)
+        """Seconds of a target pass over `width` tokens, padded or not: never above a wider one, which could be run
+        instead. Where it cannot, the bound still keeps a slow sample at load from staying."""
+        wider = min((one.seconds for n, one in self._seen.items() if n >= width), default=math.inf)
+        return min(wider, self.unpadded(width))
+
+    def unpadded(self, width: int) -> float:
+        """Seconds of a target pass over just `width` tokens: interpolated between the nearest measured widths."""
+        if width in self._seen:
+            return self._seen[width].seconds
         below = max((n for n in self._seen if n < width), default=None)
-        if wider is None:
-            return self._seen[below].seconds if below else 0.0
-        if width in self._seen or below is None:
-            return wider
-        above = min(n for n in self._seen if n > width)
+        above = min((n for n in self._seen if n > width), default=None)
+        if below is None or above is None:
+            nearest = below or above
+            return self._seen[nearest].seconds if nearest else 0.0
         share = (width - below) / (above - below)
-        return min(wider, (1 - share) * self.verify(below) + share * self.verify(above))
+        return (1 - share) * self.verify(below) + share * self.verify(above)
+
+    def padding(self, width: int) -> int:
+        """How many dummies make a pass over `width` tokens cheapest. A width that was not seen yet is left alone
+        unless a wider one costs no more than is expected of it."""
+        wider = {n: one.seconds for n, one in self._seen.items() if n > width} if self.pads else {}
+        if not wider:
+            return 0
+        cheapest = min(wider, key=lambda n: wider[n])
+        limit = self.unpadded(width) * (PADS_BELOW if width in self._seen else 1.0)
+        return cheapest - width if wider[cheapest] <= limit else 0
 
     def observe_verify(self, width: int, seconds: float) -> None:
         """A pass of `width` tokens took so long. The first pass of another width than before is not settled
@@ -151,6 +180,18 @@ def _moved(old: float | None, new: float) -> float:
     return old + RATE * (min(max(new, old / CLIP), old * CLIP) - old)
 
 
+def widest(draft_max: int, *, pads: bool) -> int:
+    """The widest pass of the target: that of a full draft, and its padding."""
+    tiles = -(-(draft_max + 1) // TILE)
+    return max(draft_max + 1, min(tiles * TILE, DRAFT_MAX_LIMIT)) if pads else draft_max + 1
+
+
+def calibrated_widths(draft_max: int, *, pads: bool) -> list[int]:
+    """What a calibration measures: the narrow passes, a full draft's, and full tiles."""
+    widths = widest(draft_max, pads=pads)
+    return sorted({1, 2, draft_max + 1, *(n for n in (4, *range(TILE, widths + 1, TILE)) if n <= widths)})
+
+
 def measure(model: Extendable, width: int, n_rows: int, clock: Callable[[], float]) -> float:
     """Seconds of a pass over `width` tokens: the faster of two, since the first pays for its graph. The cache holds
     afterwards what it held before."""
@@ -168,20 +209,21 @@ def measure(model: Extendable, width: int, n_rows: int, clock: Callable[[], floa
 def calibrate(
     target: Extendable, draft: Extendable | None, draft_max: int, clock: Callable[[], float] = time.perf_counter
 ) -> Costs:
-    """Measure a pair where it stands: passes of the target at widths 1, 2, 4 and draft_max + 1, a draft step, and a
-    batched catching up per token."""
+    """Measure a pair where it stands: passes of the target at `calibrated_widths`, a draft step, and a batched
+    catching up per token."""
+    pads = target.rewinds_freely
+    widths = widest(draft_max, pads=pads)
 
     def best_of_two(model: Extendable, width: int) -> float:
-        return measure(model, width, draft_max + 1, clock)
+        return measure(model, width, widths, clock)
 
     room = target.n_ctx - len(target.tokens)
     if room > 1:
         best_of_two(target, 2)  # the first pass of all reads the weights from disk
-    widths = [n for n in sorted({1, 2, 4, draft_max + 1}) if n <= min(room, draft_max + 1)]
-    verify_s = {n: best_of_two(target, n) for n in widths}
+    verify_s = {n: best_of_two(target, n) for n in calibrated_widths(draft_max, pads=pads) if n <= room}
     if draft is None:
-        return Costs(draft_max + 1, verify_s, 0.0, 0.0)
+        return Costs(widths, verify_s, 0.0, 0.0, pads=pads)
     wide = min(16, draft.n_ctx - len(draft.tokens))
     if wide < 2:
-        return Costs(draft_max + 1, verify_s)
-    return Costs(draft_max + 1, verify_s, best_of_two(draft, 1), best_of_two(draft, wide) / wide)
+        return Costs(widths, verify_s, pads=pads)
+    return Costs(widths, verify_s, best_of_two(draft, 1), best_of_two(draft, wide) / wide, pads=pads)

@@ -33,8 +33,9 @@ class Target(Protocol):
     def tokens(self) -> Sequence[int]:
         """What the cache holds."""
 
-    def extend(self, tokens: Sequence[int], n_rows: int) -> Logits:
-        """Decode `tokens` after the cached ones; logits of the last `n_rows`."""
+    def extend(self, tokens: Sequence[int], n_rows: int, n_padding: int = 0) -> Logits:
+        """Decode `tokens` after the cached ones, beside dummies that are dropped again; logits of the last
+        `n_rows`."""
 
     def mark(self, n_ahead: int, *, pin: bool = False) -> None:
         """Up to `n_ahead` of the tokens decoded next may be dropped again."""
@@ -120,7 +121,8 @@ class _Run:
         if len(draft):
             self.target.mark(len(owed) + len(draft) - 1)
         prefill_s = lap()
-        logits = self.target.extend([*owed, *draft.tokens], len(draft) + 1)
+        n_padding = self._padding(plan, len(owed) + len(draft))
+        logits = self.target.extend([*owed, *draft.tokens], len(draft) + 1, n_padding)
         verify_s = lap()
 
         ended = bool(draft.tokens) and draft.tokens[-1] in self.target.eog
@@ -151,6 +153,7 @@ class _Run:
             source=draft.source,
             probe=probe,
             n_owed=len(owed),
+            n_padding=n_padding,
             n_prefilled=n_prefilled,
             n_synced=self.drafter.n_synced if self.drafter is not None and draft_asked else 0,
             n_context=n_context,
@@ -165,6 +168,10 @@ class _Run:
         if drafter is None or plan.n_max <= 0:
             return Draft()
         return drafter.propose(self.committed, plan.n_max, self.q, self.rng, plan.go_on)
+
+    def _padding(self, plan: Plan, width: int) -> int:
+        n = plan.padding(width)
+        return n if len(self.target.tokens) + width + n <= self.target.n_ctx else 0
 
     def _probe(self, plan: Plan) -> tuple[tuple[float, float], ...]:
         if self.drafter is None or not plan.probe:

@@ -156,8 +156,9 @@ class Model:
     def _architecture(self) -> str:
         return self.weights.metadata.get("general.architecture", "")
 
-    def extend(self, tokens: Sequence[int], n_rows: int) -> backend.Logits:
-        """Decode `tokens` after the cached ones.
+    def extend(self, tokens: Sequence[int], n_rows: int, n_padding: int = 0) -> backend.Logits:
+        """Decode `tokens` after the cached ones; with the last of them `n_padding` dummies, dropped at once, since
+        some kernels are faster with a full tile of tokens (only where the cache `rewinds_freely`).
 
         Returns:
             The logits of the last `n_rows` tokens, (n_rows, n_vocab) float32: a view that the next call
@@ -175,6 +176,7 @@ class Model:
                 hint="a larger --n-ctx, or a shorter prompt",
             )
         assert 0 <= n_rows <= min(len(tokens), self.n_rows_max)
+        assert n_padding == 0 or (self.rewinds_freely and len(tokens) + n_padding <= self.n_rows_max)
         if not tokens:
             return _NO_ROWS
         last = max((len(tokens) - 1) % self.n_batch + 1, n_rows)
@@ -187,16 +189,17 @@ class Model:
                 self._decode(tokens[start : min(start + self.n_batch, head)], 0)
                 if self.cancelled:
                     raise Cancelled(_STOPPED)
-            return self._decode(tokens[head:], n_rows)
+            return self._decode(tokens[head:], n_rows, n_padding)
         finally:
             self._reading = False
 
-    def _decode(self, tokens: Sequence[int], n_rows: int) -> backend.Logits:
-        """One native decode of at most n_batch tokens."""
+    def _decode(self, tokens: Sequence[int], n_rows: int, n_padding: int = 0) -> backend.Logits:
+        """One native decode of at most n_batch tokens. Dummies get rows of logits too: the output's kernel may be
+        the one that wants a full tile."""
         n = len(tokens)
-        padding = list(tokens[-1:]) if n < self.pad_to else []
-        n_out = max(n_rows, self.pad_to) if n_rows else 0
-        self.way.before(len(self.tokens), n)
+        padding = list(tokens[-1:]) * max(n_padding, self.pad_to - n)
+        n_out = max(n_rows + len(padding), self.pad_to) if n_rows else 0
+        self.way.before(len(self.tokens), n + len(padding))
         self._batch.fill([*tokens, *padding], len(self.tokens), n_out)
         self._dirty = True
         started = perf_counter()
@@ -206,10 +209,10 @@ class Model:
             self.decode_s += perf_counter() - started
             self.tokens.extend(tokens)
             if padding and not backend.seq_rm(self._ctx, len(self.tokens)):
-                raise BackendError("llama.cpp could not drop a padding token")
+                raise BackendError("llama.cpp could not drop what padded a pass")
             self._dirty = False
             self._check()
-            return rows[:n_rows] if padding else rows[n_out - n_rows :]
+            return rows[n_out - len(padding) - n_rows : n_out - len(padding)]
         self.decode_s += perf_counter() - started
         self._resync()
         if code == backend.DECODE_ABORTED:

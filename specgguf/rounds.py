@@ -68,6 +68,11 @@ def always(_i: int, _law: Law | None) -> bool:
     return True
 
 
+def unpadded(_width: int) -> int:
+    """The padding of a plan that wants none."""
+    return 0
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What the controller wants of the next round.
@@ -78,12 +83,14 @@ class Plan:
             the draft decode that makes that law; False ends the draft.
         source: "lookup" takes the offered draft, else the drafter is asked.
         probe: score so many of the last plain tokens with the draft model before this round; 0 does not.
+        padding: how many dummies to add to a pass of the target over so many tokens, because a wider one is faster.
     """
 
     n_max: int
     go_on: Callable[[int, Law | None], bool] = always
     source: str = ""
     probe: int = 0
+    padding: Callable[[int], int] = unpadded
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +123,7 @@ class Round:
         source: the drafter's name, "" when nothing was drafted.
         probe: (confidence, Σ min(p, q)) of plain tokens that the draft scored before this round.
         n_owed: committed tokens that the target decoded in this pass before the drafted ones.
+        n_padding: dummies that the target decoded with this pass and dropped again.
         n_prefilled: prompt tokens that the target read with or before this pass; later, tokens that it read again.
         n_synced: tokens the draft model decoded to catch up before its first draw.
         n_context: committed tokens before this round, the prompt included.
@@ -133,6 +141,7 @@ class Round:
     source: str = ""
     probe: tuple[tuple[float, float], ...] = ()
     n_owed: int = 1
+    n_padding: int = 0
     n_prefilled: int = 0
     n_synced: int = 0
     n_context: int = 0

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from specgguf.rounds import Offer, Plan, Round
+from specgguf.rounds import Offer, Plan, Round, always
 
 Table = Callable[[tuple[int, ...]], np.ndarray]  # context -> logits (n_vocab,) float32
 GoOn = Callable[[int, Any], bool]
@@ -80,19 +80,23 @@ class FakeModel:
         self.cells: list[int] = []
         self.marks = {False: 0, True: 0}  # the latest one, and the pinned one
         self.n_decodes = 0
-        self.n_decoded = 0
+        self.n_decoded = self.n_padded = 0
         self._rows: np.ndarray | None = None
 
     @property
     def tokens(self) -> Sequence[int]:
         return tuple(self.cells)
 
-    def extend(self, tokens: Sequence[int], n_rows: int) -> np.ndarray:
-        """Decode after the cached tokens; (n_rows, n_vocab) float32, overwritten by the next call."""
+    def extend(self, tokens: Sequence[int], n_rows: int, n_padding: int = 0) -> np.ndarray:
+        """Decode after the cached tokens; (n_rows, n_vocab) float32, overwritten by the next call. Dummies need
+        room, and a memory that drops them."""
         if not 0 <= n_rows <= len(tokens) or not tokens:
             raise ValueError(f"{n_rows} rows of {len(tokens)} tokens")
-        if len(self.cells) + len(tokens) > self.n_ctx:
-            raise ValueError(f"{len(self.cells)} + {len(tokens)} tokens do not fit into {self.n_ctx}")
+        if len(self.cells) + len(tokens) + n_padding > self.n_ctx:
+            raise ValueError(f"{len(self.cells)} + {len(tokens)} + {n_padding} tokens do not fit into {self.n_ctx}")
+        if n_padding and not self.rewinds_freely:
+            raise ValueError("this memory cannot drop dummies")
+        self.n_padded += n_padding
         if self._rows is not None:
             self._rows[:] = np.nan
         self._rows = np.empty((n_rows, self.n_vocab), dtype=np.float32)
@@ -161,23 +165,36 @@ class Script:
     Args:
         probe: where it rests, the draft scores so many of the last plain tokens.
         lookup: takes what a lookup offers, where it offers something.
+        padding: pads every pass by so many dummies.
     """
 
     def __init__(
-        self, lengths: Sequence[int], go_on: GoOn | None = None, *, probe: int = 0, lookup: bool = False
+        self,
+        lengths: Sequence[int],
+        go_on: GoOn | None = None,
+        *,
+        probe: int = 0,
+        lookup: bool = False,
+        padding: int = 0,
     ) -> None:
         self.lengths = lengths
         self.go_on = go_on
         self.probe = probe
         self.lookup = lookup
+        self.padding = padding
         self.rounds: list[Round] = []
 
     def plan(self, room: int, offer: Offer | None = None) -> Plan:
         n_max = min(self.lengths[len(self.rounds) % len(self.lengths)], room)
         probe = 0 if n_max else self.probe
-        if self.lookup and offer is not None:
-            return Plan(n_max, source="lookup")
-        return Plan(n_max, probe=probe) if self.go_on is None else Plan(n_max, self.go_on, probe=probe)
+        lookup = self.lookup and offer is not None
+        return Plan(
+            n_max,
+            self.go_on or always,
+            source="lookup" if lookup else "",
+            probe=0 if lookup else probe,
+            padding=lambda _width: self.padding,
+        )
 
     def observe(self, round: Round) -> None:
         self.rounds.append(round)

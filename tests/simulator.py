@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from specgguf.controller import Adaptive, Fixed
-from specgguf.costs import Costs
+from specgguf.costs import Costs, calibrated_widths, widest
 from specgguf.drafter import OWED_RIDING_MAX
 from specgguf.rounds import Offer, Plan, Round
 from specgguf.sampling import Law
@@ -162,7 +162,8 @@ def _turn(
         grown = 1.0 + machine.growth * done / 1000
         if owed > OWED_RIDING_MAX and chances:
             prefill_s, owed = machine.passes(owed - 1) * grown, 1
-        verify_s = machine.passes(owed + len(chances)) * grown * _noise(machine, source)
+        n_padding = plan.padding(owed + len(chances))
+        verify_s = machine.passes(owed + len(chances) + n_padding) * grown * _noise(machine, source)
         host_s = machine.host_s * width
         tokens = min(accepted + 1, script.n_tokens - done)
         owed = owed + tokens if machine.checkpoint and accepted < len(chances) else 1
@@ -175,6 +176,7 @@ def _turn(
             survival=tuple(survival),
             source=plan.source,
             n_synced=n_synced,
+            n_padding=n_padding,
             n_context=done,
             prefill_s=verify_s if first else prefill_s,
             draft_s=draft_s + probe_s,
@@ -212,25 +214,26 @@ def _noise(machine: Machine, source: np.random.Generator) -> float:
 
 
 def calibrated(machine: Machine, draft_max: int, seed: int = 7) -> Costs:
-    """What a calibration at load would have measured: the faster of two at widths 1, 2, 4 and draft_max + 1."""
+    """What a calibration at load would have measured: the faster of two at each width."""
     source = np.random.default_rng(seed)
 
     def two(seconds: float) -> float:
         return seconds * min(_noise(machine, source), _noise(machine, source))
 
-    widths = sorted({1, 2, 4, draft_max + 1})
-    return Costs(
-        draft_max + 1, {n: two(machine.verify_s[n - 1]) for n in widths}, two(machine.draft_s), two(machine.sync_s)
-    )
+    pads = not machine.checkpoint
+    verify_s = {n: two(machine.passes(n)) for n in calibrated_widths(draft_max, pads=pads)}
+    return Costs(widest(draft_max, pads=pads), verify_s, two(machine.draft_s), two(machine.sync_s), pads=pads)
 
 
-# Milliseconds measured on a 2-core CPU for a 1.5B target and a 0.5B draft; widths 3 and 7 interpolated.
+# Seconds measured on 2-core CPUs for a 1.5B target and a 0.5B draft; width 3 interpolated. TILES is Q8_0 where the
+# weights are repacked for tiles of four and eight tokens.
 F16 = Machine([0.105, 0.126, 0.133, 0.140, 0.151, 0.158], 0.014)
 Q8 = Machine([0.062, 0.098, 0.113, 0.119, 0.204, 0.202], 0.015)
 Q4 = Machine([0.030, 0.062, 0.083, 0.101, 0.127, 0.153], 0.014)
 GPU = Machine([0.0200, 0.0204, 0.0208, 0.0212, 0.0216, 0.0220], 0.0030, sync_s=0.0001, host_s=0.0003)
 METAL = Machine([0.020, 0.036, 0.052, 0.068, 0.084, 0.100], 0.004, sync_s=0.0002)
 STEPS = Machine([0.050, 0.080, 0.080, 0.080, 0.080, 0.080], 0.004, sync_s=0.001)
+TILES = Machine([0.041, 0.116, 0.150, 0.166, 0.245, 0.275, 0.297, 0.162], 0.011, sync_s=0.003)
 DEAR_DRAFT = Machine([0.030, 0.033, 0.036, 0.039, 0.042, 0.045], 0.024)
 
 CODE, JSON, EXPLAIN, STORY, HOSTILE = Text(0.93), Text(0.85), Text(0.6), Text(0.4, hard=0.3), Text(0.1, hard=0.15)

@@ -27,6 +27,7 @@ from simulator import (
     Q8,
     STEPS,
     STORY,
+    TILES,
     Machine,
     Text,
     calibrated,
@@ -117,6 +118,25 @@ def test_the_yardstick_is_what_fixed_lengths_reach(k: int) -> None:
     for machine, kind in ((F16, TEXTS["code"]), (Q8, TEXTS["mixed"]), (MACHINES["outliers"], TEXTS["story"])):
         simulated = [run(Fixed(k), machine, at(kind), n_tokens=2 * N, seed=s, n_turns=3).speed for s in range(2)]
         assert np.mean(simulated) == pytest.approx(fixed_speed(machine, kind, k), rel=0.05)
+
+
+@pytest.mark.parametrize("draft_max", [5, 7])
+def test_on_tiles_a_padded_pass_is_used_where_it_pays(draft_max: int) -> None:
+    """Six tokens cost more than eight there: unpadded, no short draft could pay."""
+    certain = Text(1.0, easy=1.0)
+
+    def speed(pads: bool) -> float:
+        speeds = []
+        machine = replace(TILES, checkpoint=not pads)  # every token is right: no checkpoint is restored
+        for seed in range(3):
+            costs = calibrated(machine, draft_max, seed)
+            speeds.append(run(Adaptive(draft_max, costs), machine, lambda _: certain, n_tokens=N, seed=seed).speed)
+        return float(np.mean(speeds))
+
+    plain = run(Fixed(0), TILES, lambda _: certain, n_tokens=N).speed
+    assert speed(pads=True) > 1.08 * plain
+    if draft_max == 5:
+        assert speed(pads=False) < 1.02 * plain
 
 
 # --- what the comparison above would catch ----------------------------------------------------------------

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from fakes import FakeClock, FakeModel, random_table
 
-from specgguf.costs import Costs, calibrate
+from specgguf.costs import Costs, calibrate, calibrated_widths, widest
 
 STEPPED = {1: 0.050, 2: 0.080, 4: 0.080, 6: 0.120}
 
@@ -31,6 +31,40 @@ def test_more_tokens_never_cost_less() -> None:
         costs = Costs(8, {int(n): float(source.uniform(0.01, 0.1)) for n in source.choice(8, 4) + 1})
         widths = [costs.verify(n) for n in range(1, 9)]
         assert (np.diff(widths) > -1e-15).all()
+
+
+TILED = {1: 0.04, 2: 0.11, 4: 0.17, 6: 0.28, 8: 0.16}
+
+
+def test_a_pass_is_padded_to_a_tile_that_is_cheaper() -> None:
+    costs = Costs(8, TILED, pads=True)
+    assert [Costs(8, TILED).padding(n) for n in range(1, 9)] == [0] * 8, "a memory that cannot drop the dummies"
+    assert [costs.padding(n) for n in (1, 2, 4, 6, 8, 9, 300)] == [0, 0, 4, 2, 0, 0, 0]
+    assert costs.padding(5) == 3, "never seen, and expected to cost what four do or more"
+    assert [costs.verify(n) for n in (4, 5, 6, 7, 8)] == [0.16] * 5
+    assert costs.unpadded(6) == 0.28
+    costs.observe_verify(7, 0.155)
+    assert costs.padding(7) == 0
+    assert Costs(8).padding(3) == 0
+
+
+def test_where_wider_passes_cost_more_nothing_is_padded() -> None:
+    """Not for what a noisy sample says, either; and a width that was never seen is tried."""
+    costs = Costs(8, {1: 0.10, 2: 0.12, 4: 0.142, 6: 0.15, 8: 0.17}, pads=True)
+    assert [costs.padding(n) for n in range(1, 9)] == [0] * 8
+    for seed in range(50):
+        source = np.random.default_rng(seed)
+        noisy = {n: 0.16 * float(1 + 0.03 * source.uniform(-0.5, 0.5)) for n in (4, 8)}
+        assert Costs(8, noisy, pads=True).padding(4) == 0
+
+
+@pytest.mark.parametrize("draft_max", range(1, 17))
+def test_a_calibration_covers_the_tile_of_a_full_draft(draft_max: int) -> None:
+    widths = calibrated_widths(draft_max, pads=True)
+    assert {1, 2, draft_max + 1} <= set(widths)
+    assert widths[-1] == widest(draft_max, pads=True) <= 17
+    assert draft_max == 16 or widths[-1] % 8 == 0
+    assert max(calibrated_widths(draft_max, pads=False)) == draft_max + 1
 
 
 def test_known_means_enough_to_compare() -> None:

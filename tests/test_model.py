@@ -147,6 +147,22 @@ def test_padded_rows_do_not_depend_on_their_batch(name: str, tiny_pair: Pair, tm
     weights.close()
 
 
+@pytest.mark.parametrize("n_padding", [1, 2, 5])
+def test_dummies_leave_nothing_behind(dense: Opened, n_padding: int) -> None:
+    """Not in the rows, bit for bit, nor in the cache, nor in what is decoded after them; over and over."""
+    model = dense.model
+    for at in range(0, 60, 3):
+        width = 3 if at % 2 else 2
+        rows = model.extend(TEXT[at : at + width], width, n_padding).copy()
+        assert model.tokens == TEXT[: at + width]
+        assert backend.pos_max(model._ctx) == at + width - 1
+        for i, row in enumerate(rows):
+            assert (row == dense.row(TEXT[: at + i + 1])).all()
+        if width < 3:
+            model.extend(TEXT[at + width : at + 3], 0, n_padding)
+    assert (model.extend(TEXT[60:62], 1, n_padding)[0] == dense.row(TEXT[:62])).all()
+
+
 # --- dropping ---------------------------------------------------------------------------------------------
 
 

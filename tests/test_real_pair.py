@@ -95,8 +95,8 @@ def test_a_row_off_is_seen(strict: SpeculativeLlama, plain: list[list[int]]) -> 
         def __getattr__(self, name: str) -> Any:
             return getattr(target, name)
 
-        def extend(self, tokens: Sequence[int], n_rows: int) -> np.ndarray:
-            rows = target.extend(tokens, n_rows)
+        def extend(self, tokens: Sequence[int], n_rows: int, n_padding: int = 0) -> np.ndarray:
+            rows = target.extend(tokens, n_rows, n_padding)
             return rows[[0, *range(n_rows - 1)]] if n_rows else rows
 
     prompt = prompt_of(strict, QUESTIONS[0])

@@ -53,9 +53,9 @@ class Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.opened.model, name)
 
-    def extend(self, tokens: Sequence[int], n_rows: int) -> np.ndarray:
+    def extend(self, tokens: Sequence[int], n_rows: int, n_padding: int = 0) -> np.ndarray:
         model = self.opened.model
-        rows = model.extend(tokens, n_rows)
+        rows = model.extend(tokens, n_rows, n_padding)
         self.n_tokens += len(tokens)
         for i in {0, n_rows - 1} if n_rows else ():
             text = model.tokens[: len(model.tokens) - n_rows + 1 + i]

@@ -75,6 +75,21 @@ def test_probing_while_resting(rule: Any, context: int, monkeypatch: pytest.Monk
     assert off_text(pair(length=60, n_ctx=80), script(0, 0, 3, 0, 0, 0, 2, probe=1)) < EXACT
 
 
+@rules
+@pytest.mark.parametrize("n_ctx", [64, 6])
+def test_padded_passes(rule: Any, n_ctx: int) -> None:
+    """Where the context is nearly full there is no room for dummies, and the loop goes on without."""
+    made: list[FakeModel] = []
+
+    def make(target: FakeModel, _draft: FakeModel | None) -> tuple[Any, None]:
+        made.append(target)
+        return Script([2, 0, 3], padding=3), None
+
+    assert distance(pair(n_ctx=n_ctx), make, rule) < EXACT
+    assert any(target.n_padded for target in made)
+    assert all(target.n_padded for target in made) == (n_ctx == 64)
+
+
 def test_a_probe_is_the_overlap_of_the_laws() -> None:
     """Σ min(p, q) after the same text, for each of the last plain tokens."""
     setting = pair(length=12)
@@ -456,11 +471,11 @@ class Failing(FakeModel):
 
     fail_at = 0
 
-    def extend(self, tokens: Sequence[int], n_rows: int) -> np.ndarray:
+    def extend(self, tokens: Sequence[int], n_rows: int, n_padding: int = 0) -> np.ndarray:
         if self.n_decodes + 1 == self.fail_at:
             self.fail_at = 0
             raise BackendError("no room")
-        return super().extend(tokens, n_rows)
+        return super().extend(tokens, n_rows, n_padding)
 
 
 def turn(models: Sequence[FakeModel], prompt: Sequence[int], length: int, rng: Rng) -> Iterator[Round]:

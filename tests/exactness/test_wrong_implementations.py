@@ -216,8 +216,8 @@ def test_a_target_cache_with_a_rejected_token_in_it() -> None:
 
         n_true = 0
 
-        def extend(self, tokens: Sequence[int], n_rows: int) -> np.ndarray:
-            rows = super().extend(tokens, n_rows)
+        def extend(self, tokens: Sequence[int], n_rows: int, n_padding: int = 0) -> np.ndarray:
+            rows = super().extend(tokens, n_rows, n_padding)
             self.n_true += len(tokens)
             return rows
 
