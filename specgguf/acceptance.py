@@ -63,6 +63,7 @@ class Acceptance:
         self.pooled = Count()
         self.by_position = [Count(weight=0.0) for _ in range(draft_max)]
         self.by_confidence = [Count(0.15 + 0.8 * middle) for middle in MIDDLES]
+        self.by_target = [Count(middle) for middle in MIDDLES]
         self.by_match = {size: Count(prior) for size, prior in MATCH_PRIORS.items()}
 
     def at(self, position: int) -> float:
@@ -80,7 +81,23 @@ class Acceptance:
         """The chance that a token drafted with this confidence is accepted, once reached."""
         return self.by_confidence[_bin(confidence)].mean
 
-    def observe(self, survival: Sequence[float], confidences: Sequence[float], stopped: bool) -> None:
+    def hinted(self, targets: Sequence[float]) -> float:
+        """What the target's own confidences along a text say of a draft there, at no cost: where it is sure, both
+        mostly agree. How far that holds for this draft is learned with each token that both saw."""
+        return sum(self.by_target[_bin(c)].mean for c in targets) / len(targets)
+
+    def adopt(self, targets: Sequence[float]) -> None:
+        """Believe what `targets` hint at; what was known of the text before is old, and counts less."""
+        for count in (self.pooled, *self.by_position):
+            count.fade(STALE)
+        for c in targets:
+            chance = self.by_target[_bin(c)].mean
+            for count in (self.pooled, self.by_position[0]):
+                count.add(chance, 1.0 - chance)
+
+    def observe(
+        self, survival: Sequence[float], confidences: Sequence[float], stopped: bool, targets: Sequence[float] = ()
+    ) -> None:
         """One drafted round.
 
         Args:
@@ -88,6 +105,7 @@ class Acceptance:
             confidences: of the drafted tokens, and when `stopped` of the one that was not drawn, which counts
                 with its expected acceptance so that stopping does not flatter the position.
             stopped: a token was not drawn because of the law that it would have been drawn from.
+            targets: the target's own confidences at the positions that were decided.
         """
         before = 1.0
         n_drafted = len(confidences) - stopped
@@ -95,6 +113,8 @@ class Acceptance:
             after = survival[j] if j < len(survival) else 0.0
             for count in (self.pooled, self.by_position[j], self.by_confidence[_bin(confidences[j])]):
                 count.add(after, before - after)
+            if j < len(targets):
+                self.by_target[_bin(targets[j])].add(after, before - after)
             before = after
         if stopped and n_drafted < len(self.by_position):
             chance = self.given(confidences[-1])
@@ -109,9 +129,10 @@ class Acceptance:
             self.by_match[match].add(after, before - after)
             before = after
 
-    def observe_overlaps(self, overlaps: Sequence[tuple[float, float]]) -> None:
+    def observe_overlaps(self, overlaps: Sequence[tuple[float, float]], targets: Sequence[float] = ()) -> None:
         """Plain text scored by the draft: (confidence, Σ min(p, q)) per token, the chance that a token drafted
-        there would have been accepted. What was known of the text before is old by then, and counts less."""
+        there would have been accepted; `targets` are the target's own confidences there. What was known of the
+        text before is old by then, and counts less."""
         if overlaps:
             for count in (self.pooled, *self.by_position):
                 count.fade(STALE)
@@ -119,6 +140,8 @@ class Acceptance:
             overlap = min(max(overlap, 0.0), 1.0)
             for count in (self.pooled, self.by_position[0], self.by_confidence[_bin(confidence)]):
                 count.add(overlap, 1.0 - overlap)
+        for (_, overlap), target in zip(overlaps, targets, strict=False):
+            self.by_target[_bin(target)].add(min(max(overlap, 0.0), 1.0), 1.0 - min(max(overlap, 0.0), 1.0))
 
     def soften(self, share: float = 0.25) -> None:
         """A new turn: what was learned counts less."""

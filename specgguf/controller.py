@@ -9,6 +9,7 @@ Nothing here draws random numbers.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,9 @@ GO_ON_ABOVE = 0.95  # of the current speed: what further tokens add per second; 
 PROBE_GAP = 16  # plain tokens before the first probe of a rest
 PLAIN_EVERY = 128  # drafted rounds between two plain ones, which keep R(0) honest
 PLAIN_OFTEN, CLOSE = 16, 1.2  # as long as drafting gains less than this, where a plain round costs next to nothing
+HORIZON = 128  # tokens that are expected to follow, at least
+HINT_PRIOR = 6.0  # such tokens that what was known before them is worth
+HINTS = 48  # the latest tokens, whose hints are believed in a rest
 REALISED_ROUNDS = 8.0  # drafted rounds before their measured speed may send drafting to rest
 
 
@@ -72,7 +76,8 @@ class Adaptive:
         self._resting = False
         self._first = True  # the round that reads the prompt comes next
         self._plain = 0  # tokens since the rest began or was last probed
-        self._probe_after = PROBE_GAP
+        self._probe_after = self._probe_gap(0.0)
+        self._hint_after = PROBE_GAP
         self._since_plain = 0
         self._measured = _Measured()
         self._measured_gain = 1.0  # of drafting over plain decoding, when it last fell below 1
@@ -82,6 +87,8 @@ class Adaptive:
         self._speed = 0.0  # R* of the round in flight
         self._n_max = 0
         self._probed = False
+        self._targets: deque[float] = deque(maxlen=HINTS)  # the target's confidences at the latest tokens
+        self._n_context = self._n_drafted_at = 0  # committed tokens: now, and when the draft last read them all
         self._match = 0  # the n-gram behind the round in flight, when it came from a lookup
 
     def new_turn(self) -> None:
@@ -89,9 +96,10 @@ class Adaptive:
         self.acceptance.soften()
         self._measured = _Measured()
         self._sit_out = self._sit_out_next = 0
-        self._probe_after = PROBE_GAP
+        self._probe_after, self._hint_after = self._probe_gap(0.0), PROBE_GAP
         self._plain = 0
         self._first = True
+        self._targets.clear()
 
     # --- before a round -----------------------------------------------------------------------------------
 
@@ -112,7 +120,7 @@ class Adaptive:
 
     def plan(self, room: int, offer: Offer | None = None) -> Plan:
         k_max = min(self.draft_max, room)
-        k, probe, why = self._decide(k_max) if self.has_model else (0, 0, "no draft model")
+        k, probe, why = self._decide(k_max, room) if self.has_model else (0, 0, "no draft model")
         source = ""
         found = self._from_offer(offer, k_max, k)
         if found:
@@ -141,7 +149,7 @@ class Adaptive:
                 best, rival = m, speed
         return best
 
-    def _decide(self, k_max: int) -> tuple[int, int, str]:
+    def _decide(self, k_max: int, room: int) -> tuple[int, int, str]:
         """Tokens to draft, plain tokens to score first, and why."""
         if k_max <= 0:
             return 0, 0, "no room"
@@ -154,26 +162,41 @@ class Adaptive:
         if hopeless:
             self._rest("even a perfectly accepted draft would cost more than it saves on this machine")
             return 0, 0, "hopeless"
-        believed = self.acceptance.at if self._resting else self.acceptance.bound
+        believed = self._hinted() if self._resting else self.acceptance.bound
         hoped = max(self._speed_by(believed, k) for k in range(1, self.draft_max + 1))
         gain = min(hoped / plain, self._as_measured(plain))
-        if gain < (self._resume_above() if self._resting else REST_BELOW):
+        if gain < (RESUME_ABOVE if self._resting else REST_BELOW) + self._catching_up(room):
             accepted = self.acceptance.at(0)
             self._rest(f"drafting would run at {gain:.2f} of plain speed ({accepted:.0%} of first tokens accepted)")
             if self._plain >= self._probe_after:
                 return 0, PROBE_MAX, "probe"
             return 0, 0, "rest"
         if self._resting:
+            if self._plain >= self._hint_after:
+                self._hint_after *= 2
+                return 0, PROBE_MAX, "probe"
+            self._hint_after = PROBE_GAP
             self._measured = _Measured()
+            self.acceptance.adopt(self._targets)
         self._resting, self._plain, self.rest_reason = False, 0, ""
         if self._since_plain >= (PLAIN_OFTEN if gain < CLOSE else PLAIN_EVERY):
             return 0, 0, "measuring plain"
         self._speed = max(self.speed(k) for k in range(self.draft_max + 1))
         return k_max, 0, "draft"
 
-    def _resume_above(self) -> float:
-        """The gain that is worth reading what the draft missed: as if as many tokens followed as were missed."""
-        return RESUME_ABOVE + (self.costs.sync_s or 0.0) / max(self.costs.verify(1), 1e-9)
+    def _hinted(self) -> Callable[[int], float]:
+        """What to believe in a rest: what the target's own confidence says of the latest tokens."""
+        if not self._targets:
+            return self.acceptance.at
+        n, hint = len(self._targets), self.acceptance.hinted(self._targets)
+        return lambda position: (n * hint + HINT_PRIOR * self.acceptance.at(position)) / (n + HINT_PRIOR)
+
+    def _catching_up(self, room: int) -> float:
+        """What the draft must gain to repay the reading of what it missed, as a share of plain decoding: as if as
+        many tokens followed as were missed, or some more where those were few, but no more than there is room for."""
+        missed = self._n_context - self._n_drafted_at
+        follow = min(max(missed, HORIZON), room + 1)
+        return missed * (self.costs.sync_s or 0.0) / max(follow * self.costs.verify(1), 1e-9)
 
     def _as_measured(self, plain: float) -> float:
         """A bound of what drafting gains, from its measured speed; infinite where too little was measured.
@@ -229,6 +252,7 @@ class Adaptive:
         steps = len(self._confidences)
         if self._first:
             self._first = False
+            self._n_drafted_at = min(self._n_drafted_at, round.n_context - round.n_prefilled)
         else:  # what a checkpoint makes the target read again is part of the price of drafting
             self.costs.observe_verify(round.draft_n + 1 + round.n_padding, round.verify_s + round.prefill_s)
             self.costs.observe_host(round.host_s)
@@ -239,9 +263,11 @@ class Adaptive:
         if round.source == "lookup":
             self.acceptance.observe_match(self._match, round.survival, round.draft_n)
             self.rest_reason = ""
+        self._n_context = round.n_context + len(round.tokens)
         if steps:
+            self._n_drafted_at = round.n_context
             self.costs.observe_draft(steps, round.n_synced, round.draft_s)
-            self.acceptance.observe(round.survival, self._confidences, self._stopped)
+            self.acceptance.observe(round.survival, self._confidences, self._stopped, round.confidences)
             synced_s = round.n_synced * (self.costs.sync_s or 0.0) if round.n_synced > 2 else 0.0
             seconds = max(round.draft_s - synced_s, 0.0) + round.prefill_s + round.verify_s + round.host_s
             self._measured.add(1.0 + sum(round.survival), seconds)
@@ -250,17 +276,23 @@ class Adaptive:
             self._plain += len(round.tokens)
             self._sit_out -= len(round.tokens)
             self._since_plain = 0
+        self._targets.extend(round.confidences)
         if self._trace is not None:
             self._trace(_record(round, self.rest_reason))
 
     def _observe_probe(self, round: Round) -> None:
         """Learn from a probe (empty where the draft could not read), and put the next one so far off that probing
         keeps its budget."""
-        self.acceptance.observe_overlaps(round.probe)
+        targets = list(self._targets)
+        self.acceptance.observe_overlaps(round.probe, targets[len(targets) - len(round.probe) :])
         self._plain = 0
+        self._probe_after = self._probe_gap(round.draft_s)
+
+    def _probe_gap(self, seconds: float) -> int:
+        """So many plain tokens keep a probe that takes so long within its budget."""
         plain_s = self.costs.verify(1)
-        affordable = round.draft_s / (PROBE_BUDGET * plain_s) if plain_s > 0.0 else 0.0
-        self._probe_after = max(2 * PROBE_GAP, int(affordable))
+        seconds = max(seconds, 2 * PROBE_MAX * (self.costs.sync_s or 0.0))
+        return max(2 * PROBE_GAP, int(seconds / (PROBE_BUDGET * plain_s)) if plain_s > 0.0 else 0)
 
 
 class _Measured:

@@ -150,6 +150,7 @@ class _Run:
             finish_reason=reason or ("length" if len(self.committed) >= self.end else None),
             survival=verdict.survival,
             logprobs=logprobs,
+            confidences=tuple(rows[i].confidence for i in range(len(tokens))),
             source=draft.source,
             probe=probe,
             n_owed=len(owed),

@@ -12,7 +12,7 @@ import numpy as np
 from specgguf.lookup import LookupDrafter
 from specgguf.rounds import Offer
 
-N_DRAFT = 5
+N_DRAFT = 7
 N_VOCAB = 151_936
 
 
@@ -23,6 +23,7 @@ class Position:
     confidences: tuple[float, ...]
     survival: tuple[float, ...]  # up to the first 0
     overlap: float
+    target: float  # how sure the target was there
 
 
 class Recorded:
@@ -53,6 +54,9 @@ class Recorded:
     def scored(self, done: int, n: int, source: np.random.Generator) -> tuple[tuple[float, float], ...]:
         return tuple((p.confidences[0], p.overlap) for p in self.positions[max(done - n, 0) : done])
 
+    def target(self, done: int, source: np.random.Generator) -> float:
+        return self.positions[done].target
+
     def offer(self, done: int) -> Offer | None:
         return self._lookup.offer(self.prompt + self.text[:done])
 
@@ -70,7 +74,7 @@ def load() -> list[Recorded]:
             answer["temperature"],
             answer["prompt"],
             answer["text"],
-            [Position(tuple(c), tuple(s), overlap) for c, s, overlap in answer["positions"]],
+            [Position(tuple(c), tuple(s), *rest) for c, s, *rest in answer["positions"]],
         )
         for answer in saved
     ]

@@ -46,6 +46,7 @@ class Text:
     sure: float
     easy: float = 0.97
     hard: float = 0.35
+    target_sure: float | None = None  # where it is not the draft's: a draft that is wrong where the target is sure
 
 
 class Script(Protocol):
@@ -62,6 +63,9 @@ class Script(Protocol):
 
     def scored(self, done: int, n: int, source: np.random.Generator) -> tuple[tuple[float, float], ...]:
         """Confidence and overlap of the latest `n` plain tokens."""
+
+    def target(self, done: int, source: np.random.Generator) -> float:
+        """How sure the target is of its token after `done` tokens."""
 
     def offer(self, done: int) -> Offer | None:
         """What a lookup finds."""
@@ -86,6 +90,11 @@ class Drawn:
 
     def scored(self, done: int, n: int, source: np.random.Generator) -> tuple[tuple[float, float], ...]:
         return tuple(self.token(done, 0, source) for _ in range(n))
+
+    def target(self, done: int, source: np.random.Generator) -> float:
+        kind = self.text(done)
+        sure = kind.sure if kind.target_sure is None else kind.target_sure
+        return float(source.beta(20, 1.0) if source.random() < sure else source.beta(3, 3))
 
     def offer(self, done: int) -> None:
         return None
@@ -177,7 +186,8 @@ def _turn(
             source=plan.source,
             n_synced=n_synced,
             n_padding=n_padding,
-            n_context=done,
+            confidences=tuple(script.target(done + i, source) for i in range(tokens)),
+            n_context=script.n_prompt + done,
             prefill_s=verify_s if first else prefill_s,
             draft_s=draft_s + probe_s,
             probe=probe,
@@ -233,7 +243,7 @@ Q4 = Machine([0.030, 0.062, 0.083, 0.101, 0.127, 0.153], 0.014)
 GPU = Machine([0.0200, 0.0204, 0.0208, 0.0212, 0.0216, 0.0220], 0.0030, sync_s=0.0001, host_s=0.0003)
 METAL = Machine([0.020, 0.036, 0.052, 0.068, 0.084, 0.100], 0.004, sync_s=0.0002)
 STEPS = Machine([0.050, 0.080, 0.080, 0.080, 0.080, 0.080], 0.004, sync_s=0.001)
-TILES = Machine([0.041, 0.116, 0.150, 0.166, 0.245, 0.275, 0.297, 0.162], 0.011, sync_s=0.003)
+TILES = Machine([0.0445, 0.118, 0.150, 0.166, 0.245, 0.275, 0.297, 0.163], 0.0115, sync_s=0.0025)
 DEAR_DRAFT = Machine([0.030, 0.033, 0.036, 0.039, 0.042, 0.045], 0.024)
 
 CODE, JSON, EXPLAIN, STORY, HOSTILE = Text(0.93), Text(0.85), Text(0.6), Text(0.4, hard=0.3), Text(0.1, hard=0.15)

@@ -52,6 +52,7 @@ MACHINES = {
     "growing": replace(F16, growth=1.0),
     "outliers": replace(Q8, outliers=0.03),
 }
+MISALIGNED = Text(0.1, hard=0.15, target_sure=0.97)
 Kind = tuple[Text, ...]  # by stretches of 150 tokens, over and over
 TEXTS: dict[str, Kind] = {
     "code": (CODE,),
@@ -107,10 +108,10 @@ def test_near_the_best_fixed_length(machine: str, text: str) -> None:
 
 @machines
 def test_prose_is_not_slower_than_plain_decoding(machine: str) -> None:
-    """0.97 of plain, also where no draft is any good."""
-    for kind in (TEXTS["story"], TEXTS["hostile"]):
+    """Not by more than 3.5 %, also where no draft is any good, and where it errs when the target is sure."""
+    for kind in (TEXTS["story"], TEXTS["hostile"], (MISALIGNED,)):
         plain = fixed_speed(MACHINES[machine], kind, 0)
-        assert adaptive_speed(MACHINES[machine], kind) >= 0.97 * plain
+        assert adaptive_speed(MACHINES[machine], kind) >= 0.965 * plain
 
 
 @pytest.mark.parametrize("k", range(D + 1))
@@ -130,11 +131,11 @@ def test_on_tiles_a_padded_pass_is_used_where_it_pays(draft_max: int) -> None:
         machine = replace(TILES, checkpoint=not pads)  # every token is right: no checkpoint is restored
         for seed in range(3):
             costs = calibrated(machine, draft_max, seed)
-            speeds.append(run(Adaptive(draft_max, costs), machine, lambda _: certain, n_tokens=N, seed=seed).speed)
+            speeds.append(run(Adaptive(draft_max, costs), machine, lambda _: certain, n_tokens=4 * N, seed=seed).speed)
         return float(np.mean(speeds))
 
     plain = run(Fixed(0), TILES, lambda _: certain, n_tokens=N).speed
-    assert speed(pads=True) > 1.08 * plain
+    assert speed(pads=True) > (1.08 if draft_max == 5 else 1.3) * plain
     if draft_max == 5:
         assert speed(pads=False) < 1.02 * plain
 
@@ -170,7 +171,11 @@ class NeverResumes(Adaptive):
     """Does not look again once it rests."""
 
     def plan(self, room: int, offer: Offer | None = None) -> Plan:
-        return replace(super().plan(room, offer), probe=0)
+        plan = super().plan(room, offer)
+        return Plan(0) if self.rest_reason else plan
+
+    def observe(self, round: Round) -> None:
+        super().observe(replace(round, confidences=()))
 
 
 class AlwaysProbes(Adaptive):
@@ -272,6 +277,11 @@ def drafted(made: Adaptive, machine: Machine, survival: Sequence[float], *, pref
     return plan
 
 
+def plain_round(plan: Plan, confidence: float, scored: tuple[tuple[float, float], ...] = ()) -> Round:
+    """A token without a draft, on Q8, where the target was so sure."""
+    return Round((1,), confidences=(confidence,), probe=scored, draft_s=0.07 * (plan.probe > 0), verify_s=0.062)
+
+
 def test_the_first_token_waits_for_no_draft() -> None:
     """The draft reads the prompt when drafting starts, not before the first token."""
     made = Adaptive(D, calibrated(GPU, D))
@@ -311,17 +321,27 @@ def test_a_rest_says_why_and_probes_within_its_budget() -> None:
         probes += plan.probe > 0
         plain += 1
         scored = ((0.5, 0.2),) * plan.probe
-        made.observe(Round((1,), probe=scored, draft_s=0.07 * (plan.probe > 0), verify_s=0.062))
+        made.observe(plain_round(plan, 0.5, scored))
     assert probes > 2, "it does look again"
-    assert probes * 0.07 <= 0.03 * plain * 0.062
+    assert probes * 0.07 <= 0.02 * plain * 0.062
+
+
+@pytest.mark.parametrize(("overlap", "resumes"), [(0.95, True), (0.2, False)])
+def test_where_the_target_is_sure_it_looks_again_soon(overlap: float, resumes: bool) -> None:
+    """And drafts once a probe says that the draft is right there, too; one that is not is soon asked less often."""
+    made = controller(Q8)
+    for _ in range(30):
+        drafted(made, Q8, (0.1, 0.0))
+    plans = []
     for _ in range(400):
-        plan = made.plan(1000)
-        if plan.n_max:
+        plans.append(made.plan(1000))
+        if plans[-1].n_max:
             break
-        scored = ((0.97, 0.95),) * plan.probe
-        made.observe(Round((1,), probe=scored, draft_s=0.07 * (plan.probe > 0), verify_s=0.062))
-    assert plan.n_max == D
-    assert made.rest_reason == ""
+        made.observe(plain_round(plans[-1], 0.995, ((0.97, overlap),) * plans[-1].probe))
+    assert plans.index(next(plan for plan in plans if plan.probe)) <= 40
+    assert (plans[-1].n_max == D) == resumes
+    assert (made.rest_reason == "") == resumes
+    assert sum(plan.probe > 0 for plan in plans) <= 4
 
 
 def test_what_a_checkpoint_reads_again_is_part_of_the_price() -> None:
@@ -387,11 +407,10 @@ def test_a_new_turn_keeps_what_was_learned() -> None:
     made.plan(100)
     made.observe(Round((1,), prefill_s=1.0))
     n = 0
-    while not (plan := made.plan(100)).probe:
-        assert plan.n_max == 0
-        made.observe(Round((1,), verify_s=0.062))
+    while not ((plan := made.plan(100)).probe or plan.n_max):
+        made.observe(plain_round(plan, 0.995))
         n += 1
-    assert n <= 40
+    assert 4 <= n <= 40
 
 
 def test_unknown_costs_are_measured_by_drafting() -> None:

@@ -49,7 +49,7 @@ def test_near_the_best_fixed_length(name: str, text: Recorded) -> None:
 @cells
 @machines
 def test_never_much_slower_than_plain(name: str, text: Recorded) -> None:
-    assert fixed(0, text, MACHINES[name]) / adaptive(text, MACHINES[name]) >= 0.96
+    assert fixed(0, text, MACHINES[name]) / adaptive(text, MACHINES[name]) >= 0.95
 
 
 @machines
