@@ -213,7 +213,7 @@ def _cell_head(cell: Cell) -> dict[str, Any]:
     return {"regime": cell.regime, "kind": cell.kind, "temperature": cell.temperature}
 
 
-def run(plan: Plan, cells: Sequence[Cell], ways: Mapping[str, Way], files: Mapping[str, Path], **more: str) -> None:
+def run(plan: Plan, cells: Sequence[Cell], ways: Mapping[str, Way], files: Mapping[str, Path], **more: Any) -> None:
     """Measure a regime's cells: a line with an estimate, then a line per repeat. `more` is kept in the results."""
     if not cells:
         return

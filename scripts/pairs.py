@@ -26,18 +26,19 @@ FILE_TYPES = {"F16": 1, "Q8_0": 7, "Q4_0": 2}  # llama_ftype
 
 @dataclass(frozen=True)
 class Regime:
-    """A pair of weight types, and the fixed draft lengths that are measured beside auto."""
+    """A pair of weight types, the most tokens auto may draft, and the fixed lengths that are measured beside it."""
 
     name: str
     target: str  # a key of FILE_TYPES, or "" for the file itself
+    draft_max: int
     fixed: tuple[int, ...]
     about: str
 
 
 REGIMES = (
-    Regime("f16", "F16", (1, 2, 3, 4, 5), "memory-bound: a pass over six tokens costs less than two of one"),
-    Regime("q8", "Q8_0", (3,), "in between: four tokens cost 2 to 4 of one, by the speed of the memory"),
-    Regime("q4", "", (3,), "compute-bound: four tokens cost about 3 of one"),
+    Regime("f16", "F16", 5, (1, 2, 3, 4, 5), "memory-bound: a pass over six tokens costs less than two of one"),
+    Regime("q8", "Q8_0", 7, (3, 7), "in between: four tokens cost 2 to 4 of one, and a tile of eight not more"),
+    Regime("q4", "", 15, (3,), "compute-bound: four tokens cost about 3 of one, but sixteen only 6"),
 )
 
 
