@@ -129,6 +129,14 @@ class Acceptance:
             self.by_match[match].add(after, before - after)
             before = after
 
+    def observe_offer(self, match: int, offered: Sequence[int], tokens: Sequence[int]) -> None:
+        """What followed an n-gram, beside the tokens that came without it: whether they agree is a fair coin of the
+        chance that the offered one had, and costs nothing."""
+        for one, token in zip(offered, tokens, strict=False):
+            self.by_match[match].add(float(one == token), float(one != token))
+            if one != token:
+                return
+
     def observe_overlaps(self, overlaps: Sequence[tuple[float, float]], targets: Sequence[float] = ()) -> None:
         """Plain text scored by the draft: (confidence, Σ min(p, q)) per token, the chance that a token drafted
         there would have been accepted; `targets` are the target's own confidences there. What was known of the
@@ -144,9 +152,11 @@ class Acceptance:
             self.by_target[_bin(target)].add(min(max(overlap, 0.0), 1.0), 1.0 - min(max(overlap, 0.0), 1.0))
 
     def soften(self, share: float = 0.25) -> None:
-        """A new turn: what was learned counts less."""
-        for count in (self.pooled, *self.by_position, *self.by_confidence, *self.by_match.values()):
+        """A new turn: what was learned counts less, and least of all how much of the text repeats itself."""
+        for count in (self.pooled, *self.by_position, *self.by_confidence):
             count.soften(share)
+        for count in self.by_match.values():
+            count.soften(3 * share)
 
 
 def _bin(confidence: float) -> int:

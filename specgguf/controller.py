@@ -89,7 +89,7 @@ class Adaptive:
         self._probed = False
         self._targets: deque[float] = deque(maxlen=HINTS)  # the target's confidences at the latest tokens
         self._n_context = self._n_drafted_at = 0  # committed tokens: now, and when the draft last read them all
-        self._match = 0  # the n-gram behind the round in flight, when it came from a lookup
+        self._offer: Offer | None = None  # what the lookup found for the round in flight
 
     def new_turn(self) -> None:
         """A new generation: keep what was learned, softened; look again soon when resting."""
@@ -105,14 +105,17 @@ class Adaptive:
 
     def speed(self, k: int) -> float:
         """R(k), in tokens per second."""
-        return self._speed_by(self.acceptance.at, k)
+        return self._speeds(self.acceptance.at)[k]
 
-    def _speed_by(self, accepted: Callable[[int], float], k: int) -> float:
+    def _speeds(self, accepted: Callable[[int], float]) -> list[float]:
+        """R(0), R(1), … R(draft_max) where the token at a position is accepted with chance `accepted`."""
         expected, alive = 1.0, 1.0
-        for j in range(k):
-            alive *= accepted(j)
+        speeds = [expected / self._seconds(0)]
+        for k in range(1, self.draft_max + 1):
+            alive *= accepted(k - 1)
             expected += alive
-        return expected / self._seconds(k)
+            speeds.append(expected / self._seconds(k))
+        return speeds
 
     def _seconds(self, k: int) -> float:
         draft = k * (self.costs.draft_s or 0.0)
@@ -126,11 +129,11 @@ class Adaptive:
         if found:
             k, probe, why, source = found, 0, "lookup", "lookup"
         self._confidences, self._stopped, self._n_max, self._probed = [], False, k, probe > 0
-        self._match = offer.match if offer is not None and found else 0
+        self._offer = offer
         if self._trace is not None:
-            speeds = [round(self.speed(i), 3) for i in range(self.draft_max + 1)]
+            speeds = [round(speed, 3) for speed in self._speeds(self.acceptance.at)]
             record = {"event": "plan", "n_max": k, "source": source, "probe": probe, "why": why, "speeds": speeds}
-            self._trace(record | {"room": room, "match": self._match})
+            self._trace(record | {"room": room, "match": offer.match if offer is not None and found else 0})
         return Plan(k, self._go_on, source, probe, self.costs.padding) if k or probe else Plan(0)
 
     def _from_offer(self, offer: Offer | None, k_max: int, k: int) -> int:
@@ -138,7 +141,7 @@ class Adaptive:
         plain decoding is expected to be faster."""
         if offer is None or self._first or k_max <= 0:
             return 0
-        rival = max(self.speed(i) for i in range(self.draft_max + 1)) if k else self.speed(0)
+        rival = max(self._speeds(self.acceptance.at)) if k else 1.0 / self._seconds(0)
         chance = self.acceptance.by_match[offer.match].mean
         best, expected, alive = 0, 1.0, 1.0
         for m in range(1, min(len(offer.tokens), k_max) + 1):
@@ -157,14 +160,12 @@ class Adaptive:
             return 0, 0, "first token"
         if not self.costs.known:
             return min(k_max, self.draft_first), 0, "measuring"
-        plain = self.speed(0)
-        hopeless = max((k + 1) / self._seconds(k) for k in range(1, self.draft_max + 1)) < PAYS_ABOVE * plain
-        if hopeless:
+        plain, *perfect = self._speeds(lambda _position: 1.0)
+        if max(perfect) < PAYS_ABOVE * plain:
             self._rest("even a perfectly accepted draft would cost more than it saves on this machine")
             return 0, 0, "hopeless"
         believed = self._hinted() if self._resting else self.acceptance.bound
-        hoped = max(self._speed_by(believed, k) for k in range(1, self.draft_max + 1))
-        gain = min(hoped / plain, self._as_measured(plain))
+        gain = min(max(self._speeds(believed)[1:]) / plain, self._as_measured(plain))
         if gain < (RESUME_ABOVE if self._resting else REST_BELOW) + self._catching_up(room):
             accepted = self.acceptance.at(0)
             self._rest(f"drafting would run at {gain:.2f} of plain speed ({accepted:.0%} of first tokens accepted)")
@@ -181,7 +182,7 @@ class Adaptive:
         self._resting, self._plain, self.rest_reason = False, 0, ""
         if self._since_plain >= (PLAIN_OFTEN if gain < CLOSE else PLAIN_EVERY):
             return 0, 0, "measuring plain"
-        self._speed = max(self.speed(k) for k in range(self.draft_max + 1))
+        self._speed = max(self._speeds(self.acceptance.at))
         return k_max, 0, "draft"
 
     def _hinted(self) -> Callable[[int], float]:
@@ -260,9 +261,11 @@ class Adaptive:
             self._observe_probe(round)
         if self._n_max and not steps and not round.draft_n:
             self.rest_reason = "the draft model cannot read on: its context is full, or it lacks a token of the text"
-        if round.source == "lookup":
-            self.acceptance.observe_match(self._match, round.survival, round.draft_n)
+        if self._offer is not None and round.source == "lookup":
+            self.acceptance.observe_match(self._offer.match, round.survival, round.draft_n)
             self.rest_reason = ""
+        elif self._offer is not None:
+            self.acceptance.observe_offer(self._offer.match, self._offer.tokens, round.tokens)
         self._n_context = round.n_context + len(round.tokens)
         if steps:
             self._n_drafted_at = round.n_context

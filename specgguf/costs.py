@@ -95,6 +95,7 @@ class Costs:
         self.host_s = 0.0
         self._seen = {n: _Pass(s, CALIBRATED) for n, s in (verify_s or {}).items() if 1 <= n <= widths}
         self._last_width = 0
+        self._prices: dict[int, float] = {}  # what `verify` said since the last observation
 
     def to_json(self) -> dict[str, Any]:
         """What a later run of the same pair on the same machine can begin with."""
@@ -119,6 +120,11 @@ class Costs:
     def verify(self, width: int) -> float:
         """Seconds of a target pass over `width` tokens, padded or not: never above a wider one, which could be run
         instead. Where it cannot, the bound still keeps a slow sample at load from staying."""
+        if width not in self._prices:
+            self._prices[width] = self._price(width)
+        return self._prices[width]
+
+    def _price(self, width: int) -> float:
         wider = min((one.seconds for n, one in self._seen.items() if n >= width), default=math.inf)
         return min(wider, self.unpadded(width))
 
@@ -147,6 +153,7 @@ class Costs:
     def observe_verify(self, width: int, seconds: float) -> None:
         """A pass of `width` tokens took so long. The first pass of another width than before is not settled
         and counts only where nothing better is known."""
+        self._prices.clear()
         settled = width == self._last_width
         self._last_width = width
         for one in self._seen.values():

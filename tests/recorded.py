@@ -57,6 +57,9 @@ class Recorded:
     def target(self, done: int, source: np.random.Generator) -> float:
         return self.positions[done].target
 
+    def written(self, done: int, n: int) -> tuple[int, ...]:
+        return tuple(self.text[done : done + n])
+
     def offer(self, done: int) -> Offer | None:
         return self._lookup.offer(self.prompt + self.text[:done])
 

@@ -67,6 +67,9 @@ class Script(Protocol):
     def target(self, done: int, source: np.random.Generator) -> float:
         """How sure the target is of its token after `done` tokens."""
 
+    def written(self, done: int, n: int) -> tuple[int, ...]:
+        """The ids of `n` tokens after `done`."""
+
     def offer(self, done: int) -> Offer | None:
         """What a lookup finds."""
 
@@ -95,6 +98,9 @@ class Drawn:
         kind = self.text(done)
         sure = kind.sure if kind.target_sure is None else kind.target_sure
         return float(source.beta(20, 1.0) if source.random() < sure else source.beta(3, 3))
+
+    def written(self, done: int, n: int) -> tuple[int, ...]:
+        return (1,) * n
 
     def offer(self, done: int) -> None:
         return None
@@ -178,7 +184,7 @@ def _turn(
         owed = owed + tokens if machine.checkpoint and accepted < len(chances) else 1
         lag = 1 + (accepted == len(chances)) if asked else lag + tokens
         round = Round(
-            tokens=(1,) * tokens,
+            tokens=script.written(done, tokens),
             n_from_draft=min(accepted, tokens),
             draft_n=len(chances),
             draft_n_accepted=accepted,

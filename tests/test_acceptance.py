@@ -143,6 +143,19 @@ def test_scored_plain_text_counts_like_a_first_token() -> None:
     assert estimates.given(0.6) == pytest.approx(0.25, abs=0.03)
 
 
+def test_an_offer_that_was_not_taken_teaches_as_much() -> None:
+    """Up to the first token that came otherwise; what would have followed that is unknown."""
+    estimates = Acceptance(3)
+    for _ in range(30):
+        estimates.observe_offer(4, (7, 8, 9), (7, 8, 1, 9))
+        estimates.observe_offer(2, (7, 8), (1, 8))
+    assert estimates.by_match[4].mean == pytest.approx(2 / 3, abs=0.03)
+    assert estimates.by_match[2].mean < 0.1
+    assert estimates.by_match[3].mean == pytest.approx(MATCH_PRIORS[3])
+    estimates.observe_offer(3, (7, 8), (7,))
+    assert estimates.by_match[3].mean > MATCH_PRIORS[3]
+
+
 def test_lookups_are_judged_by_the_length_of_their_match() -> None:
     estimates = Acceptance(4)
     assert {size: count.mean for size, count in estimates.by_match.items()} == pytest.approx(MATCH_PRIORS)

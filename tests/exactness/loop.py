@@ -127,6 +127,7 @@ def check_round(round: Round, *, room: int) -> None:
     assert 1 <= len(round.tokens) <= room
     assert 0 <= round.n_from_draft <= round.draft_n_accepted <= round.draft_n <= max(room - 1, 0)
     assert len(round.survival) <= round.draft_n
+    assert len(round.confidences) == len(round.tokens)
     assert (round.source != "") == (round.draft_n > 0)
 
 
