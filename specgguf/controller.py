@@ -216,10 +216,8 @@ class Adaptive:
         return gain
 
     def _rest(self, reason: str) -> None:
-        if not self._resting:
-            self._plain = 0
-        self._resting = True
-        self.rest_reason = reason
+        self._plain = self._plain if self._resting else 0
+        self._resting, self.rest_reason = True, reason
 
     # --- in a round ---------------------------------------------------------------------------------------
 
