@@ -210,7 +210,7 @@ def decision(verify: Mapping[int, Sequence[float]], steps: Sequence[float], cali
     return {
         "best_by_acceptance": {str(a): predict.best(pair, a) for a in predict.ACCEPTANCES},
         "break_even": predict.break_even(pair),
-        "controller_speeds": [controller.speed(k) for k in range(DRAFT_MAX + 1)],
+        "controller_speeds": controller.speeds(),
     }
 
 

@@ -87,13 +87,8 @@ class Acceptance:
         return sum(self.by_target[_bin(c)].mean for c in targets) / len(targets)
 
     def adopt(self, targets: Sequence[float]) -> None:
-        """Believe what `targets` hint at; what was known of the text before is old, and counts less."""
-        for count in (self.pooled, *self.by_position):
-            count.fade(STALE)
-        for c in targets:
-            chance = self.by_target[_bin(c)].mean
-            for count in (self.pooled, self.by_position[0]):
-                count.add(chance, 1.0 - chance)
+        """Believe what `targets` hint at."""
+        self._anew([self.by_target[_bin(c)].mean for c in targets])
 
     def observe(
         self, survival: Sequence[float], confidences: Sequence[float], stopped: bool, targets: Sequence[float] = ()
@@ -139,20 +134,27 @@ class Acceptance:
 
     def observe_overlaps(self, overlaps: Sequence[tuple[float, float]], targets: Sequence[float] = ()) -> None:
         """Plain text scored by the draft: (confidence, Σ min(p, q)) per token, the chance that a token drafted
-        there would have been accepted; `targets` are the target's own confidences there. What was known of the
-        text before is old by then, and counts less."""
-        if overlaps:
+        there would have been accepted; `targets` are the target's own confidences there."""
+        chances = [min(max(overlap, 0.0), 1.0) for _, overlap in overlaps]
+        self._anew(chances)
+        for (confidence, _), chance in zip(overlaps, chances, strict=True):
+            self.by_confidence[_bin(confidence)].add(chance, 1.0 - chance)
+        for target, chance in zip(targets, chances, strict=False):
+            self.by_target[_bin(target)].add(chance, 1.0 - chance)
+
+    def _anew(self, chances: Sequence[float]) -> None:
+        """First tokens had these chances in the latest text. What was known of the text before is old by then, and
+        counts less."""
+        if chances:
             for count in (self.pooled, *self.by_position):
                 count.fade(STALE)
-        for confidence, overlap in overlaps:
-            overlap = min(max(overlap, 0.0), 1.0)
-            for count in (self.pooled, self.by_position[0], self.by_confidence[_bin(confidence)]):
-                count.add(overlap, 1.0 - overlap)
-        for (_, overlap), target in zip(overlaps, targets, strict=False):
-            self.by_target[_bin(target)].add(min(max(overlap, 0.0), 1.0), 1.0 - min(max(overlap, 0.0), 1.0))
+        for chance in chances:
+            for count in (self.pooled, self.by_position[0]):
+                count.add(chance, 1.0 - chance)
 
     def soften(self, share: float = 0.25) -> None:
-        """A new turn: what was learned counts less, and least of all how much of the text repeats itself."""
+        """A new turn: what was learned of the text counts less, and least of all how much of it repeats itself. How
+        often this draft agrees with a sure target (`by_target`) is not the text's, and stays."""
         for count in (self.pooled, *self.by_position, *self.by_confidence):
             count.soften(share)
         for count in self.by_match.values():

@@ -3,33 +3,30 @@
 R(K) = (1 + Σ_{i<=K} S_i) / (t_host + T_draft(K) + t_verify(K+1)), S_i = Π a_j, is the expected speed of a round
 that drafts K tokens; R(0) is plain decoding. K = 0 (rest) where no R(K) beats it. Decisions depend on the past
 and on the law a token would be drawn from, never on the token, so the output's law does not depend on them.
+When a rest looks again is `resting`'s.
 Nothing here draws random numbers.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from .acceptance import Acceptance
 from .costs import Costs
+from .resting import Rest
 from .rounds import PROBE_MAX, Offer, Plan, Round
 from .sampling import Law
 
 REST_BELOW = 1.0  # rest when the best R(K) is below so many R(0), by estimate or as measured
 RESUME_ABOVE = 1.02  # come back from a rest when it is above, and above what catching up costs
 PAYS_ABOVE = 1.02  # where even perfect acceptance stays below, drafting is hopeless
-PROBE_BUDGET = 0.0075  # of the time of plain decoding
 GO_ON_ABOVE = 0.95  # of the current speed: what further tokens add per second; just below it is as good as even
-PROBE_GAP = 16  # plain tokens before the first probe of a rest
 PLAIN_EVERY = 128  # drafted rounds between two plain ones, which keep R(0) honest
 PLAIN_OFTEN, CLOSE = 16, 1.2  # as long as drafting gains less than this, where a plain round costs next to nothing
-HORIZON = 128  # tokens that are expected to follow, at least
-HINT_PRIOR = 6.0  # such tokens that what was known before them is worth
-HINTS = 48  # the latest tokens, whose hints are believed in a rest
 REALISED_ROUNDS = 8.0  # drafted rounds before their measured speed may send drafting to rest
+SIT_OUT = 16  # plain tokens that a measured loss stands for, at least
 
 
 class Fixed:
@@ -73,11 +70,8 @@ class Adaptive:
         self.acceptance = Acceptance(draft_max)
         self.rest_reason = ""
         self._trace = trace
-        self._resting = False
+        self._rest = Rest(costs)
         self._first = True  # the round that reads the prompt comes next
-        self._plain = 0  # tokens since the rest began or was last probed
-        self._probe_after = self._probe_gap(0.0)
-        self._hint_after = PROBE_GAP
         self._since_plain = 0
         self._measured = _Measured()
         self._measured_gain = 1.0  # of drafting over plain decoding, when it last fell below 1
@@ -87,8 +81,6 @@ class Adaptive:
         self._speed = 0.0  # R* of the round in flight
         self._n_max = 0
         self._probed = False
-        self._targets: deque[float] = deque(maxlen=HINTS)  # the target's confidences at the latest tokens
-        self._n_context = self._n_drafted_at = 0  # committed tokens: now, and when the draft last read them all
         self._offer: Offer | None = None  # what the lookup found for the round in flight
 
     def new_turn(self) -> None:
@@ -96,19 +88,15 @@ class Adaptive:
         self.acceptance.soften()
         self._measured = _Measured()
         self._sit_out = self._sit_out_next = 0
-        self._probe_after, self._hint_after = self._probe_gap(0.0), PROBE_GAP
-        self._plain = 0
+        self._rest.new_turn()
         self._first = True
-        self._targets.clear()
 
     # --- before a round -----------------------------------------------------------------------------------
 
-    def speed(self, k: int) -> float:
-        """R(k), in tokens per second."""
-        return self._speeds(self.acceptance.at)[k]
-
-    def _speeds(self, accepted: Callable[[int], float]) -> list[float]:
-        """R(0), R(1), … R(draft_max) where the token at a position is accepted with chance `accepted`."""
+    def speeds(self, accepted: Callable[[int], float] | None = None) -> list[float]:
+        """R(0), R(1), … R(draft_max), in tokens per second, where a token is accepted with the chance `accepted` of
+        its position; by the running estimates unless given."""
+        accepted = accepted or self.acceptance.at
         expected, alive = 1.0, 1.0
         speeds = [expected / self._seconds(0)]
         for k in range(1, self.draft_max + 1):
@@ -131,7 +119,7 @@ class Adaptive:
         self._confidences, self._stopped, self._n_max, self._probed = [], False, k, probe > 0
         self._offer = offer
         if self._trace is not None:
-            speeds = [round(speed, 3) for speed in self._speeds(self.acceptance.at)]
+            speeds = [round(speed, 3) for speed in self.speeds()]
             record = {"event": "plan", "n_max": k, "source": source, "probe": probe, "why": why, "speeds": speeds}
             self._trace(record | {"room": room, "match": offer.match if offer is not None and found else 0})
         return Plan(k, self._go_on, source, probe, self.costs.padding) if k or probe else Plan(0)
@@ -141,7 +129,7 @@ class Adaptive:
         plain decoding is expected to be faster."""
         if offer is None or self._first or k_max <= 0:
             return 0
-        rival = max(self._speeds(self.acceptance.at)) if k else 1.0 / self._seconds(0)
+        rival = max(self.speeds()) if k else 1.0 / self._seconds(0)
         chance = self.acceptance.by_match[offer.match].mean
         best, expected, alive = 0, 1.0, 1.0
         for m in range(1, min(len(offer.tokens), k_max) + 1):
@@ -160,44 +148,29 @@ class Adaptive:
             return 0, 0, "first token"
         if not self.costs.known:
             return min(k_max, self.draft_first), 0, "measuring"
-        plain, *perfect = self._speeds(lambda _position: 1.0)
+        plain, *perfect = self.speeds(lambda _position: 1.0)
         if max(perfect) < PAYS_ABOVE * plain:
-            self._rest("even a perfectly accepted draft would cost more than it saves on this machine")
+            self._begin_rest("even a perfectly accepted draft would cost more than it saves on this machine")
             return 0, 0, "hopeless"
-        believed = self._hinted() if self._resting else self.acceptance.bound
-        gain = min(max(self._speeds(believed)[1:]) / plain, self._as_measured(plain))
-        if gain < (RESUME_ABOVE if self._resting else REST_BELOW) + self._catching_up(room):
+        believed = self._rest.believed(self.acceptance) if self._rest.on else self.acceptance.bound
+        gain = min(max(self.speeds(believed)[1:]) / plain, self._as_measured(plain))
+        if gain < (RESUME_ABOVE if self._rest.on else REST_BELOW) + self._rest.catching_up(room):
             accepted = self.acceptance.at(0)
-            self._rest(f"drafting would run at {gain:.2f} of plain speed ({accepted:.0%} of first tokens accepted)")
-            if self._plain >= self._probe_after:
+            self._begin_rest(
+                f"drafting would run at {gain:.2f} of plain speed ({accepted:.0%} of first tokens accepted)"
+            )
+            return (0, PROBE_MAX, "probe") if self._rest.probe_is_due else (0, 0, "rest")
+        if self._rest.on:
+            if self._rest.must_ask:
                 return 0, PROBE_MAX, "probe"
-            return 0, 0, "rest"
-        if self._resting:
-            if self._plain >= self._hint_after:
-                self._hint_after *= 2
-                return 0, PROBE_MAX, "probe"
-            self._hint_after = PROBE_GAP
             self._measured = _Measured()
-            self.acceptance.adopt(self._targets)
-        self._resting, self._plain, self.rest_reason = False, 0, ""
+            self.acceptance.adopt(self._rest.targets)
+        self._rest.end()
+        self.rest_reason = ""
         if self._since_plain >= (PLAIN_OFTEN if gain < CLOSE else PLAIN_EVERY):
             return 0, 0, "measuring plain"
-        self._speed = max(self._speeds(self.acceptance.at))
+        self._speed = max(self.speeds())
         return k_max, 0, "draft"
-
-    def _hinted(self) -> Callable[[int], float]:
-        """What to believe in a rest: what the target's own confidence says of the latest tokens."""
-        if not self._targets:
-            return self.acceptance.at
-        n, hint = len(self._targets), self.acceptance.hinted(self._targets)
-        return lambda position: (n * hint + HINT_PRIOR * self.acceptance.at(position)) / (n + HINT_PRIOR)
-
-    def _catching_up(self, room: int) -> float:
-        """What the draft must gain to repay the reading of what it missed, as a share of plain decoding: as if as
-        many tokens followed as were missed, or some more where those were few, but no more than there is room for."""
-        missed = self._n_context - self._n_drafted_at
-        follow = min(max(missed, HORIZON), room + 1)
-        return missed * (self.costs.sync_s or 0.0) / max(follow * self.costs.verify(1), 1e-9)
 
     def _as_measured(self, plain: float) -> float:
         """A bound of what drafting gains, from its measured speed; infinite where too little was measured.
@@ -205,19 +178,19 @@ class Adaptive:
         Where drafting lost, it stands for a while, twice as long each time: the estimates that promised a gain
         would promise it again at once.
         """
-        if self._resting:
+        if self._rest.on:
             return self._measured_gain if self._sit_out > 0 else math.inf
         if self._measured.rounds < REALISED_ROUNDS:
             return math.inf
         gain = self._measured.speed / plain + 1.0 / self._measured.rounds  # an upper bound: rounds differ by luck
         if gain < REST_BELOW:
             self._measured_gain = gain
-            self._sit_out = self._sit_out_next = max(2 * self._sit_out_next, PROBE_GAP)
+            self._sit_out = self._sit_out_next = max(2 * self._sit_out_next, SIT_OUT)
         return gain
 
-    def _rest(self, reason: str) -> None:
-        self._plain = self._plain if self._resting else 0
-        self._resting, self.rest_reason = True, reason
+    def _begin_rest(self, reason: str) -> None:
+        self._rest.begin()
+        self.rest_reason = reason
 
     # --- in a round ---------------------------------------------------------------------------------------
 
@@ -249,14 +222,13 @@ class Adaptive:
 
     def observe(self, round: Round) -> None:
         steps = len(self._confidences)
-        if self._first:
-            self._first = False
-            self._n_drafted_at = min(self._n_drafted_at, round.n_context - round.n_prefilled)
-        else:  # what a checkpoint makes the target read again is part of the price of drafting
+        if not self._first:  # what a checkpoint makes the target read again is part of the price of drafting
             self.costs.observe_verify(round.draft_n + 1 + round.n_padding, round.verify_s + round.prefill_s)
             self.costs.observe_host(round.host_s)
-        if self._probed:
-            self._observe_probe(round)
+        if self._probed:  # empty where the draft could not read
+            self.acceptance.observe_overlaps(round.probe, self._rest.observe_probe(round))
+        self._rest.observe(round, first=self._first, drafted=steps > 0)
+        self._first = False
         if self._n_max and not steps and not round.draft_n:
             self.rest_reason = "the draft model cannot read on: its context is full, or it lacks a token of the text"
         if self._offer is not None and round.source == "lookup":
@@ -264,9 +236,7 @@ class Adaptive:
             self.rest_reason = ""
         elif self._offer is not None:
             self.acceptance.observe_offer(self._offer.match, self._offer.tokens, round.tokens)
-        self._n_context = round.n_context + len(round.tokens)
         if steps:
-            self._n_drafted_at = round.n_context
             self.costs.observe_draft(steps, round.n_synced, round.draft_s)
             self.acceptance.observe(round.survival, self._confidences, self._stopped, round.confidences)
             synced_s = round.n_synced * (self.costs.sync_s or 0.0) if round.n_synced > 2 else 0.0
@@ -274,26 +244,10 @@ class Adaptive:
             self._measured.add(1.0 + sum(round.survival), seconds)
             self._since_plain += 1
         elif not round.draft_n:
-            self._plain += len(round.tokens)
             self._sit_out -= len(round.tokens)
             self._since_plain = 0
-        self._targets.extend(round.confidences)
         if self._trace is not None:
             self._trace(_record(round, self.rest_reason))
-
-    def _observe_probe(self, round: Round) -> None:
-        """Learn from a probe (empty where the draft could not read), and put the next one so far off that probing
-        keeps its budget."""
-        targets = list(self._targets)
-        self.acceptance.observe_overlaps(round.probe, targets[len(targets) - len(round.probe) :])
-        self._plain = 0
-        self._probe_after = self._probe_gap(round.draft_s)
-
-    def _probe_gap(self, seconds: float) -> int:
-        """So many plain tokens keep a probe that takes so long within its budget."""
-        plain_s = self.costs.verify(1)
-        seconds = max(seconds, 2 * PROBE_MAX * (self.costs.sync_s or 0.0))
-        return max(2 * PROBE_GAP, int(seconds / (PROBE_BUDGET * plain_s)) if plain_s > 0.0 else 0)
 
 
 class _Measured:

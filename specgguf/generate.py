@@ -135,6 +135,7 @@ class _Run:
         n_kept, reason = self.cutter.cut(tokens)
         tokens = tokens[:n_kept]
         logprobs = _logprobs(logits, tokens, self.n_logprobs)
+        confidences = tuple(rows[i].confidence for i in range(n_kept))
         self.committed.extend(tokens)
         self.settle()
 
@@ -150,7 +151,7 @@ class _Run:
             finish_reason=reason or ("length" if len(self.committed) >= self.end else None),
             survival=verdict.survival,
             logprobs=logprobs,
-            confidences=tuple(rows[i].confidence for i in range(len(tokens))),
+            confidences=confidences,
             source=draft.source,
             probe=probe,
             n_owed=len(owed),

@@ -68,7 +68,7 @@ def always(_i: int, _law: Law | None) -> bool:
     return True
 
 
-def unpadded(_width: int) -> int:
+def no_padding(_width: int) -> int:
     """The padding of a plan that wants none."""
     return 0
 
@@ -90,7 +90,7 @@ class Plan:
     go_on: Callable[[int, Law | None], bool] = always
     source: str = ""
     probe: int = 0
-    padding: Callable[[int], int] = unpadded
+    padding: Callable[[int], int] = no_padding
 
 
 @dataclass(frozen=True, slots=True)

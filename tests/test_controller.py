@@ -182,7 +182,7 @@ class AlwaysProbes(Adaptive):
     """Looks again after every token of a rest."""
 
     def plan(self, room: int, offer: Offer | None = None) -> Plan:
-        self._probe_after = 1
+        self._rest._probe_after = 1
         return super().plan(room, offer)
 
 
@@ -291,6 +291,44 @@ def test_the_first_token_waits_for_no_draft() -> None:
         made.observe(Round((1,), prefill_s=3.0))
         assert made.plan(100).n_max > 0
     assert made.costs.verify(1) < 0.03, "the prompt's pass says nothing about a token's"
+
+
+def test_a_long_prompt_is_read_by_the_draft_where_enough_may_follow() -> None:
+    """Reading it takes the draft as long as many plain tokens; what was read with drafts is not counted again."""
+
+    def plans(n_prompt: int, room: int) -> int:
+        made = Adaptive(D, calibrated(F16, D))
+        made.new_turn()
+        made.plan(room)
+        made.observe(Round((1,), n_prefilled=n_prompt, n_context=n_prompt, prefill_s=1.0))
+        return made.plan(room).n_max
+
+    assert plans(n_prompt=4000, room=60) == 0
+    assert plans(n_prompt=4000, room=4000) == D
+    assert plans(n_prompt=40, room=60) == D
+    made = Adaptive(D, calibrated(F16, D))
+    # the second turn is mostly in the caches, the third one is another text
+    for n_prompt, n_new, room, n_max in ((4000, 4000, 4000, D), (4020, 19, 60, D), (4030, 4030, 60, 0)):
+        made.new_turn()
+        made.plan(room)
+        made.observe(Round((1,), n_prefilled=n_new, n_context=n_prompt, prefill_s=1.0))
+        plan = made.plan(room)
+        assert plan.n_max == n_max
+        if not n_max:
+            break
+        assert plan.go_on(0, law(0.99))
+        made.observe(
+            Round(
+                (1, 1),
+                draft_n=1,
+                draft_n_accepted=1,
+                n_synced=n_new,
+                n_context=n_prompt + 1,
+                survival=(0.9,),
+                draft_s=F16.draft_s,
+                verify_s=F16.verify_s[1],
+            )
+        )
 
 
 def test_never_more_than_there_is_room_for() -> None:
@@ -454,6 +492,34 @@ def test_lookups_that_are_right_are_taken_and_others_are_not() -> None:
     assert wrong.n_max == 0
     assert looked_up(controller(Q4, has_model=False), Q4, 0.9).n_max == 0
     assert controller(GPU, has_model=False).plan(100, None) == Plan(0)
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_offers_that_were_not_taken_say_whether_to_begin(right: bool) -> None:
+    """On a machine where a lookup must nearly always be right to pay, more often than is believed of one at first."""
+    made = controller(Q8, has_model=False)
+    for _ in range(20):  # these were not
+        made.acceptance.observe_match(4, (0.0,), 1)
+    plans = [made.plan(100, Offer((7,) * D, 4))]
+    for _ in range(60):
+        if plans[-1].n_max:
+            break
+        made.observe(Round((7 if right else 6,), verify_s=Q8.verify_s[0]))
+        plans.append(made.plan(100, Offer((7,) * D, 4)))
+    assert plans[0].n_max == 0
+    assert (plans[-1].source == "lookup") == right
+
+
+def test_a_padded_pass_is_learned_as_what_it_was() -> None:
+    made = Adaptive(D, calibrated(TILES, D))
+    made.new_turn()
+    made.plan(100)
+    made.observe(Round((1,)))
+    six, eight = made.costs.unpadded(6), made.costs.unpadded(8)
+    for _ in range(12):
+        made.observe(Round((1,) * 6, draft_n=5, draft_n_accepted=5, n_padding=2, verify_s=1.3 * eight))
+    assert made.costs.unpadded(8) > 1.1 * eight
+    assert made.costs.unpadded(6) < 1.1 * six
 
 
 def test_a_lookup_competes_with_the_draft_model() -> None:

@@ -23,7 +23,8 @@ errors config prefixes presets
 header mirror remote inventory hub
 backend ggml gbnf hardware dims footprint peek predict fit
 rewind model vocab pairs
-grammar sampling text rounds lookup drafter verifier costs calibration acceptance controller generate stats trace engine
+grammar sampling text rounds lookup drafter verifier
+costs calibration acceptance resting controller generate stats trace engine
 loading
 messages conversation logprobs tool_calls completion requests api
 bench verdict results serve_metrics serve_fields serve_requests serve_queue serve_http serve_app serve llm_plugin
