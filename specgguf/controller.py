@@ -155,9 +155,8 @@ class Adaptive:
         believed = self._rest.believed(self.acceptance) if self._rest.on else self.acceptance.bound
         gain = min(max(self.speeds(believed)[1:]) / plain, self._as_measured(plain))
         if gain < (RESUME_ABOVE if self._rest.on else REST_BELOW) + self._rest.catching_up(room):
-            accepted = self.acceptance.at(0)
             self._begin_rest(
-                f"drafting would run at {gain:.2f} of plain speed ({accepted:.0%} of first tokens accepted)"
+                f"drafting would run at {gain:.2f} of plain speed, with {believed(0):.0%} of first tokens right"
             )
             return (0, PROBE_MAX, "probe") if self._rest.probe_is_due else (0, 0, "rest")
         if self._rest.on:
