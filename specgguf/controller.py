@@ -155,9 +155,8 @@ class Adaptive:
         believed = self._rest.believed(self.acceptance) if self._rest.on else self.acceptance.bound
         gain = min(max(self.speeds(believed)[1:]) / plain, self._as_measured(plain))
         if gain < (RESUME_ABOVE if self._rest.on else REST_BELOW) + self._rest.catching_up(room):
-            self._begin_rest(
-                f"drafting would run at {gain:.2f} of plain speed, with {believed(0):.0%} of first tokens right"
-            )
+            why = f"drafting would run at {gain:.2f} of plain speed, with {believed(0):.0%} of first tokens right"
+            self._begin_rest(why + (": too little to begin for" if gain >= REST_BELOW else ""))
             return (0, PROBE_MAX, "probe") if self._rest.probe_is_due else (0, 0, "rest")
         if self._rest.on:
             if self._rest.must_ask:

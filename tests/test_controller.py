@@ -314,6 +314,7 @@ def test_a_long_prompt_is_read_by_the_draft_where_enough_may_follow() -> None:
         made.observe(Round((1,), n_prefilled=n_new, n_context=n_prompt, prefill_s=1.0))
         plan = made.plan(room)
         assert plan.n_max == n_max
+        assert made.rest_reason.endswith("too little to begin for") == (n_max == 0)
         if not n_max:
             break
         assert plan.go_on(0, law(0.99))
