@@ -1,8 +1,8 @@
 """What a round costs on this machine, in seconds, by the width of the target's pass.
 
 Verification has steps (kernels tile by 4 or 8) and drifts with the length of the context, so every width has
-its own estimate, measured at load where possible and corrected by each settled sample; widths that were not
-seen yet are interpolated and drift with the others. Some kernels take longer for six tokens than for a full
+its own estimate, measured at load where possible and corrected by each sample; widths that were not seen yet
+are interpolated, and those that were not seen of late follow the others. Some kernels take longer for six tokens than for a full
 tile of eight: such a pass is padded to the tile. It knows nothing of acceptance and decides nothing.
 """
 
@@ -18,9 +18,10 @@ from typing import Any, Protocol
 from .config import DRAFT_MAX_LIMIT
 
 RATE = 0.15  # weight of a new sample, at least; more where a width was seldom seen of late
-DRIFT, DRIFT_MAX = 0.5, 0.005  # how far other widths follow a change of one, and the most of it at a time
+FRESH = 0.9  # a width that was seen n passes ago follows a change of another one by 1 - FRESH**n of it
 FADE = 0.98  # of what earlier samples of a width count, at each pass of any width
 CALIBRATED = 5.0  # samples that a measurement at load stands for
+SWITCH = 1.15  # a pass of another width than the one before may take so much longer for that alone
 CLIP = 1.5  # a sample further than this factor from the estimate counts as that far: one slow decode is noise
 TILE = 8  # passes are padded up to a multiple of so many
 PADS_BELOW = 0.95  # pad where the wider pass costs less than this much of the narrower one
@@ -51,11 +52,16 @@ class Extendable(Protocol):
 
 @dataclass
 class _Pass:
-    """The running estimate of one width: its seconds, how many recent samples it stands for, and the last three."""
+    """The running estimate of one width: its seconds, how many recent samples it stands for, how many passes ago it
+    was seen, and the last three samples."""
 
     seconds: float
     weight: float
+    age: int = 0
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=3))
+
+    def __post_init__(self) -> None:
+        self.recent.append(self.seconds)
 
     def learn(self, seconds: float) -> float:
         """Move towards a sample; the factor that the estimate moved by. A single slow pass is noise, two are news."""
@@ -65,7 +71,12 @@ class _Pass:
         moved = 1.0 + max(RATE, 1.0 / (self.weight + 2.0)) * (factor - 1.0)
         self.seconds *= moved
         self.weight += 1.0
+        self.age = 0
         return moved
+
+    def follow(self, moved: float) -> None:
+        """Another width moved by this factor."""
+        self.seconds *= 1.0 + (1.0 - FRESH**self.age) * (moved - 1.0)
 
 
 class Costs:
@@ -76,7 +87,7 @@ class Costs:
         verify_s: seconds by width from a calibration; may be sparse or empty.
         draft_s: seconds of one draft step; None where nothing was measured.
         sync_s: seconds per token of the draft's batched catching up.
-        pads: whether the target can drop what pads a pass.
+        pads: whether the target can drop what pads a pass. If not, a wide pass also carries what is read again.
     """
 
     def __init__(
@@ -151,21 +162,27 @@ class Costs:
         return cheapest - width if wider[cheapest] <= limit else 0
 
     def observe_verify(self, width: int, seconds: float) -> None:
-        """A pass of `width` tokens took so long. The first pass of another width than before is not settled
-        and counts only where nothing better is known."""
+        """A pass of `width` tokens took so long. The first pass of another width than before is not settled: it
+        counts where it was faster, or slower than the switch explains.
+
+        What is not seen for a while follows the change: contexts grow, and other programs, heat and clocks slow the
+        whole machine. Otherwise a plain pass, seen often, would look dear beside wide ones that were last seen in
+        better times, and drafting would begin where it loses.
+        """
         self._prices.clear()
         settled = width == self._last_width
         self._last_width = width
         for one in self._seen.values():
             one.weight *= FADE
-        here = self._seen.get(width)
-        if here is None:
-            self._seen[width] = _Pass(seconds, 1.0)
-        elif settled or seconds < here.seconds:
-            drift = DRIFT * min(max(here.learn(seconds) - 1.0, -DRIFT_MAX), DRIFT_MAX)
-            for one in self._seen.values():  # contexts grow, slowly: the others drift along
-                if one is not here:
-                    one.seconds *= 1.0 + drift
+            one.age += 1
+        here = self._seen.setdefault(width, _Pass(seconds, 0.0))
+        if not settled and seconds > here.seconds:
+            seconds = max(seconds / SWITCH, here.seconds)
+        moved = here.learn(seconds)
+        if width == 1 or self.pads:
+            for one in self._seen.values():
+                one.follow(moved)
+            self.draft_s, self.sync_s = (s and s * moved for s in (self.draft_s, self.sync_s))
 
     def observe_draft(self, n_steps: int, n_synced: int, seconds: float) -> None:
         """A draft of `n_steps` decodes took so long; its first decode caught up with `n_synced` tokens."""

@@ -31,6 +31,7 @@ class Machine:
     outliers: float = 0.0  # share of passes that take three times as long
     growth: float = 0.0  # relative growth of verify per 1000 tokens of context
     checkpoint: bool = False  # a rejection restores the last mark: what was committed since is read again
+    load: Callable[[int], float] = lambda _tokens: 1.0  # how much longer all passes take once so many are written
 
     def passes(self, width: int) -> float:
         """Seconds of a target pass, beyond the table too: on the line through its ends."""
@@ -154,10 +155,11 @@ def _turn(
     while done < script.n_tokens:
         offer = script.offer(done)
         plan = controller.plan(script.n_tokens - done - 1, offer)
+        load = machine.load(out.tokens)
         probe_s, prefill_s = 0.0, 0.0
         probe = script.scored(done, plan.probe, source) if plan.probe else ()
         if probe:
-            probe_s = machine.sync_s * min(lag, len(probe) + 16)
+            probe_s = machine.sync_s * min(lag, len(probe) + 16) * load
         if plan.source == "lookup":
             assert offer is not None
             asked, chances = 0, script.looked_up(done, offer.tokens[: plan.n_max])
@@ -173,12 +175,13 @@ def _turn(
         draft_s = asked * machine.draft_s * _noise(machine, source) if asked else 0.0
         if n_synced > 2:
             draft_s += n_synced * machine.sync_s
+        draft_s *= load
         width = len(chances) + 1
         grown = 1.0 + machine.growth * done / 1000
         if owed > OWED_RIDING_MAX and chances:
-            prefill_s, owed = machine.passes(owed - 1) * grown, 1
+            prefill_s, owed = machine.passes(owed - 1) * grown * load, 1
         n_padding = plan.padding(owed + len(chances))
-        verify_s = machine.passes(owed + len(chances) + n_padding) * grown * _noise(machine, source)
+        verify_s = machine.passes(owed + len(chances) + n_padding) * grown * load * _noise(machine, source)
         host_s = machine.host_s * width
         tokens = min(accepted + 1, script.n_tokens - done)
         owed = owed + tokens if machine.checkpoint and accepted < len(chances) else 1

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from recorded import N_DRAFT, Recorded, load
 from simulator import F16, Machine, calibrated, follow
 
-from specgguf import acceptance
+from specgguf import acceptance, costs
 from specgguf.controller import Adaptive, Fixed
 
 TEXTS = load()
@@ -60,6 +63,38 @@ def test_all_texts_together_are_as_fast_as_the_best_fixed_lengths(name: str) -> 
         best = min(fixed(k, text, MACHINES[name]) for k in range(N_DRAFT + 1))
         ratios.append(best / adaptive(text, MACHINES[name]))
     assert np.mean(ratios) >= 0.97
+
+
+# Tokens written -> how much longer everything takes: another program for a while, in bursts, a hot machine for good.
+BUSY: dict[str, Callable[[int], float]] = {
+    "for a while": lambda n: 1.7 if 60 <= n % 256 < 140 else 1.0,
+    "in bursts": lambda n: 1.8 if n // 12 % 3 == 0 else 1.0,
+    "for good": lambda n: 2.0 if n >= 40 else 1.0,
+    "no more": lambda n: 0.5 if n >= 60 else 1.0,
+}
+LONG = Machine([0.026, 0.049, 0.066, 0.079, 0.098, 0.112, 0.125, 0.132, *[0.153] * 8], 0.0115, sync_s=0.0018)
+
+
+def of_plain(text: Recorded, machine: Machine, draft_max: int) -> float:
+    """Plain decoding's time over the controller's."""
+    seconds = []
+    for seed in SEEDS:
+        controller = Adaptive(draft_max, calibrated(machine, draft_max, seed))
+        seconds.append(follow(controller, machine, text, seed=seed, n_turns=TURNS).seconds)
+    return fixed(0, text, machine) / float(np.mean(seconds))
+
+
+@cells
+@pytest.mark.parametrize("load", BUSY)
+def test_a_busy_machine_is_not_worth_a_draft_for_being_busy(load: str, text: Recorded) -> None:
+    """Plain passes are seen often; were wide ones priced as of better times, drafts would look cheap."""
+    assert of_plain(text, replace(LONG, load=BUSY[load], noise=0.04), 15) >= 0.95
+
+
+def test_prices_of_better_times_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = next(t for t in TEXTS if (t.kind, t.temperature) == ("json", 0.0))
+    monkeypatch.setattr(costs, "FRESH", 1.0)  # nothing follows
+    assert of_plain(text, replace(LONG, load=BUSY["in bursts"], noise=0.04), 15) < 0.95
 
 
 def test_a_controller_that_believes_a_few_samples_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

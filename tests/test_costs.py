@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from fakes import FakeClock, FakeModel, random_table
 
-from specgguf.costs import Costs, calibrate, calibrated_widths, widest
+from specgguf.costs import SWITCH, Costs, calibrate, calibrated_widths, widest
 
 STEPPED = {1: 0.050, 2: 0.080, 4: 0.080, 6: 0.120}
 
@@ -75,12 +75,22 @@ def test_known_means_enough_to_compare() -> None:
     assert Costs(4, {1: 0.1, 4: 0.2}, 0.0).known
 
 
-def test_the_first_pass_of_another_width_counts_only_when_it_is_fast() -> None:
+def test_the_first_pass_of_another_width_counts_when_it_is_fast_or_slow_beyond_the_switch() -> None:
     """The first decode after a change of shape pays for its graph."""
     costs = Costs(4, {1: 0.1, 4: 0.2})
     costs.observe_verify(4, 0.9)
-    assert costs.verify(4) == 0.2
-    costs.observe_verify(4, 0.21)
+    assert costs.verify(4) == 0.2, "once is noise"
+    for _ in range(5):
+        costs.observe_verify(1, 0.1)
+        costs.observe_verify(4, 0.2 * 0.99 * SWITCH)
+    assert costs.verify(4) == pytest.approx(0.2), "the price of a switch"
+    for _ in range(5):
+        costs.observe_verify(1, 0.1)
+        costs.observe_verify(4, 0.9)
+    assert costs.verify(4) > 0.25, "dear each time"
+    costs = Costs(4, {1: 0.1, 4: 0.2})
+    for _ in range(3):
+        costs.observe_verify(4, 0.21)
     assert 0.2 < costs.verify(4) < 0.21
     costs.observe_verify(1, 0.08)
     assert costs.verify(1) < 0.1
@@ -121,12 +131,33 @@ def test_noise_and_outliers_leave_the_median() -> None:
     assert 0.095 < np.mean(seen) < 0.11
 
 
-def test_what_is_not_seen_drifts_along() -> None:
-    """A longer context makes every width slower, also those that are resting."""
-    costs = Costs(4, {1: 0.1, 4: 0.2})
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_what_is_not_seen_follows(factor: float) -> None:
+    """A longer context, heat, other programs: the machine is slower for every width, also where it rests."""
+    costs = Costs(4, {1: 0.1, 4: 0.2}, 0.01, 0.002)
+    for seconds in [0.1] * 30 + [0.1 * factor] * 60:
+        costs.observe_verify(1, seconds)
+    assert costs.verify(4) == pytest.approx(0.2 * factor, rel=0.1)
+    assert costs.draft_s == pytest.approx(0.01 * factor, rel=0.1)
+    assert costs.sync_s == pytest.approx(0.002 * factor, rel=0.1)
+
+
+def test_what_was_seen_a_moment_ago_does_not_follow() -> None:
+    """Else no sample could tell one width from another: a wrong price from load would stay."""
+    costs = Costs(4, {1: 0.1, 4: 0.2}, pads=True)
+    for _ in range(30):
+        costs.observe_verify(1, 0.1)
+        costs.observe_verify(4, 0.4)
+        costs.observe_verify(4, 0.4)
+    assert costs.verify(4) / costs.verify(1) == pytest.approx(4.0, rel=0.15)
+
+
+def test_what_is_read_again_does_not_slow_the_others() -> None:
+    """Where a rejection makes the target read again, a wide pass is slow for that, not for the machine."""
+    costs = Costs(4, {1: 0.1, 4: 0.2}, pads=False)
     for _ in range(60):
-        costs.observe_verify(1, 0.2)
-    assert 0.2 < costs.verify(4) < 0.4
+        costs.observe_verify(4, 0.4)
+    assert costs.verify(1) == 0.1
 
 
 def test_catching_up_is_not_a_draft_step() -> None:
