@@ -36,7 +36,7 @@ class Regime:
 
 
 REGIMES = (
-    Regime("f16", "F16", 5, (1, 2, 3, 4, 5), "memory-bound: a pass over six tokens costs less than two of one"),
+    Regime("f16", "F16", 7, (3, 5, 7), "memory-bound: a pass over six tokens costs less than two of one"),
     Regime("q8", "Q8_0", 7, (3, 7), "in between: four tokens cost 2 to 4 of one, and a tile of eight not more"),
     Regime("q4", "", 15, (3,), "compute-bound: four tokens cost about 3 of one, but sixteen only 6"),
 )

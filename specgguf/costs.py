@@ -2,8 +2,9 @@
 
 Verification has steps (kernels tile by 4 or 8) and drifts with the length of the context, so every width has
 its own estimate, measured at load where possible and corrected by each sample; widths that were not seen yet
-are interpolated, and those that were not seen of late follow the others. Some kernels take longer for six tokens than for a full
-tile of eight: such a pass is padded to the tile. It knows nothing of acceptance and decides nothing.
+are interpolated, and those that were not seen of late follow the others. Some kernels take longer for six
+tokens than for a full tile of eight: such a pass is padded to the tile. It knows nothing of acceptance and
+decides nothing.
 """
 
 from __future__ import annotations
