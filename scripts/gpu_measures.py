@@ -24,8 +24,9 @@ from specgguf.config import DRAFT_MAX_LIMIT, KV_TYPES
 from specgguf.controller import Adaptive
 from specgguf.hardware import this_machine
 from specgguf.loading import physical_cores
-from specgguf.model import Model, Weights
+from specgguf.model import Model
 from specgguf.sampling import Transform
+from specgguf.weights import Weights
 
 Json = dict[str, Any]
 DRAFT_MAX = 7

@@ -16,8 +16,9 @@ from . import backend, vocab
 from .config import DRAFT_MAX_LIMIT, DraftConfig, did_you_mean, kv_type, require_whole
 from .engine import Engine
 from .errors import ConfigError, SpecggufError, Unsupported
-from .model import Model, Weights
+from .model import Model
 from .trace import Trace
+from .weights import Weights
 
 INSTALL_LINES = (
     'CUDA: CMAKE_ARGS="-DGGML_CUDA=on" pip install --force-reinstall --no-cache-dir llama-cpp-python; '

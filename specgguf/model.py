@@ -1,14 +1,13 @@
 """One token sequence over a loaded model, whose cache always holds what `tokens` says.
 
-`Weights` is a loaded file and can be shared; `Model` is a context of our own over it with a batch of its own.
-It decodes, hands out rows of logits, and drops tails; it knows nothing of drafting, sampling or text. Single
-tokens can be padded to two (`pad_to=2`): on CPU with F32, F16, Q8_0, Q4_0 and Q4_1 weights rows of every width
-are then bit-identical.
+`Model` is a context of our own over loaded `weights`, which others may share, with a batch of its own. It
+decodes, hands out rows of logits, and drops tails; it knows nothing of drafting, sampling or text. Single tokens
+can be padded to two (`pad_to=2`): on CPU with F32, F16, Q8_0, Q4_0 and Q4_1 weights rows of every width are then
+bit-identical.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import Any
@@ -18,64 +17,9 @@ import numpy as np
 from . import backend, header, rewind
 from .errors import BackendError, Cancelled, ConfigError, ContextFull
 from .prefixes import common_prefix
+from .weights import Weights
 
 _STOPPED = "stopped while reading the prompt"
-
-
-class Weights:
-    """A GGUF file loaded by `llama_cpp.Llama`, which also tokenizes and carries the metadata.
-
-    Args:
-        path: the file.
-        keywords: keywords of `llama_cpp.Llama`, but for n_ctx, n_batch, n_ubatch and verbose: its own context
-            is minimal, ours are made by `Model`.
-
-    Raises:
-        ModelNotFound: no such file.
-        BackendError: not a GGUF, truncated, or refused by llama.cpp.
-    """
-
-    def __init__(self, path: str | os.PathLike[str], keywords: Mapping[str, Any] | None = None) -> None:
-        self.path = os.fspath(path)
-        self.keywords = dict(keywords or {})
-        header.check_gguf(self.path)
-        backend.start()
-        import jinja2
-        import llama_cpp
-
-        self._llama: Any = None
-        try:
-            self._llama = llama_cpp.Llama(self.path, n_ctx=32, n_batch=8, n_ubatch=8, verbose=False, **self.keywords)
-        except (ValueError, RuntimeError) as error:
-            why = backend.last_log_error() or str(error)
-            raise BackendError(f"llama.cpp could not load {self.path}: {why}") from error
-        except jinja2.TemplateError as error:
-            raise BackendError(f"llama-cpp-python could not load {self.path}: its chat template: {error}") from error
-        adapter = getattr(self._llama, "_lora_adapter", None)
-        if adapter is not None and not adapter:  # llama_cpp does not look, and decoding would end the process
-            self.close()
-            why = backend.last_log_error() or "not a LoRA of this model"
-            raise BackendError(f"llama.cpp could not load the LoRA {self.keywords['lora_path']}: {why}")
-        self.n_vocab = backend.vocab_size(self.vocab)
-        self.eog = backend.eog_tokens(self.vocab)
-        self.metadata: dict[str, str] = dict(self.llama.metadata)
-
-    @property
-    def llama(self) -> Any:
-        """The `llama_cpp.Llama`. After `close` it raises ConfigError, and so does `vocab`."""
-        if self._llama is None:
-            raise ConfigError(f"{self.path} was closed", hint="load it again")
-        return self._llama
-
-    @property
-    def vocab(self) -> Any:
-        """The native vocabulary, which dies with the file."""
-        return backend.vocab(self.llama)
-
-    def close(self) -> None:
-        if self._llama is not None:
-            self._llama.close()
-            self._llama = None
 
 
 class Model:

@@ -15,7 +15,8 @@ from contexts import KEYWORDS
 from specgguf import calibration
 from specgguf.calibration import costs_for
 from specgguf.costs import Costs
-from specgguf.model import Model, Weights
+from specgguf.model import Model
+from specgguf.weights import Weights
 
 
 class Clock:

@@ -22,7 +22,7 @@ ORDER = """
 errors config prefixes presets
 header mirror remote inventory hub
 backend ggml gbnf hardware dims footprint peek predict fit
-rewind model vocab pairs
+rewind weights model vocab pairs
 grammar sampling text rounds lookup drafter verifier
 costs calibration acceptance resting controller generate stats trace engine
 loading

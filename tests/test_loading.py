@@ -17,7 +17,8 @@ from specgguf.config import DraftConfig
 from specgguf.drafter import ModelDrafter
 from specgguf.loading import open_pair, physical_cores
 from specgguf.lookup import LookupDrafter
-from specgguf.model import Model, Weights
+from specgguf.model import Model
+from specgguf.weights import Weights
 
 OFF = DraftConfig(draft=3)  # a fixed length: nothing is measured at load
 

@@ -21,8 +21,9 @@ from contexts import KEYWORDS, MEMORIES, NOISE, TEXT, Opened, opened_as
 from specgguf import backend
 from specgguf.errors import BackendError, Cancelled, ContextFull, ModelNotFound
 from specgguf.header import check_gguf
-from specgguf.model import Model, Weights
+from specgguf.model import Model
 from specgguf.prefixes import common_prefix
+from specgguf.weights import Weights
 
 
 @pytest.fixture(scope="module", params=MEMORIES)

@@ -11,7 +11,7 @@ import pytest
 import tiny
 
 from specgguf import VocabMismatch, backend, vocab
-from specgguf.model import Weights
+from specgguf.weights import Weights
 
 
 @dataclass

@@ -26,10 +26,11 @@ from specgguf.config import SamplingParams
 from specgguf.drafter import ModelDrafter
 from specgguf.generate import generate
 from specgguf.grammar import GrammarCursor, GrammarState
-from specgguf.model import Model, Weights
+from specgguf.model import Model
 from specgguf.rounds import Draft, Round, Verdict
 from specgguf.sampling import Law, Rng, Transform, draw
 from specgguf.verifier import RULES, verify_token
+from specgguf.weights import Weights
 
 PROMPT = [1, 5, 3, 7, 4]
 DENSE, RECURRENT = 1e-9, 1e-5  # how far a law may be from the target's

@@ -1,0 +1,70 @@
+"""A loaded GGUF file, which several contexts may share.
+
+Refuses before llama.cpp sees it what llama.cpp would end the process over, and says in one line what it refused
+itself. Knows nothing of contexts but that others make them, and nothing of text but that the file has a vocabulary.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from . import backend, header
+from .errors import BackendError, ConfigError
+
+
+class Weights:
+    """A GGUF file loaded by `llama_cpp.Llama`, which also tokenizes and carries the metadata.
+
+    Args:
+        path: the file.
+        keywords: keywords of `llama_cpp.Llama`, but for n_ctx, n_batch, n_ubatch and verbose: its own context
+            is minimal, ours are made by `Model`.
+
+    Raises:
+        ModelNotFound: no such file.
+        BackendError: not a GGUF, truncated, or refused by llama.cpp.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], keywords: Mapping[str, Any] | None = None) -> None:
+        self.path = os.fspath(path)
+        self.keywords = dict(keywords or {})
+        header.check_gguf(self.path)
+        backend.start()
+        import jinja2
+        import llama_cpp
+
+        self._llama: Any = None
+        try:
+            self._llama = llama_cpp.Llama(self.path, n_ctx=32, n_batch=8, n_ubatch=8, verbose=False, **self.keywords)
+        except (ValueError, RuntimeError) as error:
+            why = backend.last_log_error() or str(error)
+            raise BackendError(f"llama.cpp could not load {self.path}: {why}") from error
+        except jinja2.TemplateError as error:
+            raise BackendError(f"llama-cpp-python could not load {self.path}: its chat template: {error}") from error
+        adapter = getattr(self._llama, "_lora_adapter", None)
+        if adapter is not None and not adapter:  # llama_cpp does not look, and decoding would end the process
+            self.close()
+            why = backend.last_log_error() or "not a LoRA of this model"
+            raise BackendError(f"llama.cpp could not load the LoRA {self.keywords['lora_path']}: {why}")
+        self.n_vocab = backend.vocab_size(self.vocab)
+        self.eog = backend.eog_tokens(self.vocab)
+        self.metadata: dict[str, str] = dict(self.llama.metadata)
+
+    @property
+    def llama(self) -> Any:
+        """The `llama_cpp.Llama`. After `close` it raises ConfigError, and so does `vocab`."""
+        if self._llama is None:
+            raise ConfigError(f"{self.path} was closed", hint="load it again")
+        return self._llama
+
+    @property
+    def vocab(self) -> Any:
+        """The native vocabulary, which dies with the file."""
+        return backend.vocab(self.llama)
+
+    def close(self) -> None:
+        if self._llama is not None:
+            self._llama.close()
+            self._llama = None
