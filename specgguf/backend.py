@@ -79,6 +79,13 @@ def supports_gpu_offload() -> bool:
     return bool(llama_cpp.llama_supports_gpu_offload())
 
 
+def disown(llama: Any) -> None:
+    """Let `llama` (llama_cpp.Llama) go without freeing anything: in a fork, freeing what lies on a GPU would end the
+    process."""
+    for part in (llama, llama._model, llama._ctx, llama._batch):
+        (part._stack if part is llama else part._exit_stack).pop_all()
+
+
 # --- contexts ---------------------------------------------------------------------------------------------
 
 

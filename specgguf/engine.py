@@ -8,6 +8,7 @@ yield. It speaks tokens: text, messages and dicts are `api`'s.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +18,7 @@ from .calibration import costs_for
 from .config import DraftConfig, SamplingParams
 from .controller import Adaptive, Fixed
 from .drafter import Drafter, ModelDrafter
-from .errors import Busy, Cancelled, ConfigError
+from .errors import Busy, Cancelled, ConfigError, Unsupported
 from .generate import Cutter, generate
 from .lookup import LookupDrafter
 from .model import Model
@@ -77,6 +78,7 @@ class Engine:
         self._owner: Iterator[Round] | None = None
         self._running = self._latest = _Wishes()  # of the generation that owns the caches; that was asked for last
         self._closed = False
+        self._pid = os.getpid()
         if config.draft == "auto":
             self._controller(config)
 
@@ -85,8 +87,14 @@ class Engine:
         """Keep other threads out for a whole generation.
 
         Raises:
-            Busy: not free within `timeout` seconds (None waits). ConfigError: the engine was closed.
+            Busy: not free within `timeout` seconds (None waits). ConfigError: the engine was closed. Unsupported: this
+            is a fork of the process that loaded the models.
         """
+        if self._is_forked:
+            raise Unsupported(
+                "a loaded model cannot be used after fork: llama.cpp's threads stayed behind in the parent process",
+                hint='load it in the child, or start children with multiprocessing.get_context("spawn")',
+            )
         if not self._lock.acquire(timeout=-1 if timeout is None else min(timeout, threading.TIMEOUT_MAX)):
             raise Busy("another thread is generating with this engine", hint="wait for it, or load a second engine")
         try:
@@ -244,13 +252,20 @@ class Engine:
 
     def close(self) -> None:
         """Stop what runs, in another thread too, and free both contexts, the draft's first. Safe to call twice;
-        whatever else is asked of the engine from then on raises ConfigError."""
+        whatever else is asked of the engine from then on raises ConfigError. In a fork nothing is freed: that is the
+        parent's, and so may be the lock."""
         self._closed = True
+        if self._is_forked:
+            return
         self.cancel()
         with self._lock:
             self._dismiss()
             for model in self._models():
                 model.close()
+
+    @property
+    def _is_forked(self) -> bool:
+        return os.getpid() != self._pid
 
     def _check_open(self) -> None:
         if self._closed:

@@ -36,6 +36,7 @@ class Weights:
         import llama_cpp
 
         self._llama: Any = None
+        self._pid = os.getpid()
         try:
             self._llama = llama_cpp.Llama(self.path, n_ctx=32, n_batch=8, n_ubatch=8, verbose=False, **self.keywords)
         except (ValueError, RuntimeError) as error:
@@ -65,6 +66,10 @@ class Weights:
         return backend.vocab(self.llama)
 
     def close(self) -> None:
+        """Free the file; in a fork of the process that loaded it, only forget it."""
         if self._llama is not None:
-            self._llama.close()
+            if os.getpid() == self._pid:
+                self._llama.close()
+            else:
+                backend.disown(self._llama)
             self._llama = None

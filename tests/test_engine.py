@@ -5,12 +5,16 @@ Greedy over an F32 pair and strict, so that whatever the caches hold shows in th
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import threading
+import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import llama_cpp
 import pytest
 from conftest import Pair
 from serve_support import WAIT_S, until
@@ -403,3 +407,65 @@ def test_memory_is_flat(make: Callable[..., SpeculativeLlama]) -> None:
         with open("/proc/self/statm") as file:
             sizes.append(int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE") / 2**20)
     assert sizes[-1] - sizes[4] < 2.0, [round(size, 1) for size in sizes]
+
+
+# --- forks ----------------------------------------------------------------------------------------------------------
+
+
+def in_a_fork(child: Callable[[], Any]) -> str:
+    """What `child` returns, or the error it raises, in a fork of this process."""
+    read, write = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # the process has threads: that is what is tested
+        pid = os.fork()
+    if pid == 0:
+        try:
+            os.write(write, str(child()).encode())
+        except BaseException as error:
+            os.write(write, f"{type(error).__name__}: {error}".encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with open(read, "rb") as answer:
+        said = answer.read().decode()
+    assert os.waitpid(pid, 0)[1] == 0
+    return said
+
+
+def test_a_fork_cannot_use_what_its_parent_loaded(llm: SpeculativeLlama, reference: SpeculativeLlama) -> None:
+    """With more than one thread a decode would wait for ever for threads that a fork does not have."""
+    begun = llm.generate(llm.tokenize(PROMPT.encode()), SamplingParams(temperature=0.0))
+    next(begun)
+    attempts: list[Callable[[], Any]] = [
+        lambda: text(llm),
+        lambda: next(begun),
+        lambda: list(llm.create_completion(PROMPT, stream=True)),
+        llm.reset,
+        llm.save_state,
+    ]
+    for attempt in attempts:
+        assert in_a_fork(attempt).startswith("Unsupported: a loaded model cannot be used after fork")
+    assert is_sound(llm, reference)
+
+
+def test_a_fork_frees_nothing_and_waits_for_nobody(
+    make: Callable[..., SpeculativeLlama], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Freeing what lies on a GPU would end the child, and whoever holds the lock may not live there."""
+    llm = make()
+    freed: list[str] = []
+    for name in ("llama_free", "llama_model_free", "llama_batch_free"):
+        monkeypatch.setattr(llama_cpp.llama_cpp, name, lambda _, name=name: freed.append(name))
+        monkeypatch.setattr(llama_cpp, name, lambda _, name=name: freed.append(name))
+
+    def child() -> str:
+        closing = threading.Thread(target=llm.close, daemon=True)
+        closing.start()
+        closing.join(WAIT_S)
+        gc.collect()
+        return f"{closing.is_alive()} {freed}"
+
+    with ThreadPoolExecutor(1) as other, llm._engine.hold():
+        assert other.submit(in_a_fork, child).result() == "False []"
+    monkeypatch.undo()
+    assert text(llm)
