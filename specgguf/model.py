@@ -78,14 +78,19 @@ class Model:
         for name, value in self.settings.items():
             if value is not None:
                 backend.set_field(params, name, value)
-        self._ctx = backend.new_context(llama, params)
-        self._batch = backend.Batch(n_batch)
-        if getattr(llama, "_lora_adapter", None) is not None:
-            backend.apply_lora(self._ctx, llama._lora_adapter, llama.lora_scale)
         self.abort = backend.AbortFlag()
-        self.abort.attach(self._ctx)
+        self._batch = backend.Batch(n_batch)
+        self._ctx: backend.Context | None = None
+        try:
+            self._ctx = backend.new_context(llama, params)
+            if getattr(llama, "_lora_adapter", None) is not None:
+                backend.apply_lora(self._ctx, llama._lora_adapter, llama.lora_scale)
+            self.abort.attach(self._ctx)
+            self.way = rewind.choose(llama, self._ctx, self._batch)
+        except BaseException:
+            self.close()
+            raise
         self.cancelled = self._reading = False
-        self.way = rewind.choose(llama, self._ctx, self._batch)
         self.tokens: list[int] = []
         self.n_vocab = weights.n_vocab
         self.eog = weights.eog
@@ -250,8 +255,8 @@ class Model:
 
     def close(self) -> None:
         """Free the context; the weights stay loaded."""
+        self._batch.close()
         if self._ctx is not None:
-            self._batch.close()
             backend.free_context(self._ctx)
             self._ctx = None
 

@@ -318,7 +318,7 @@ def test_a_context_that_cannot_be_made_says_what_to_do(
     with pytest.raises(BackendError, match="out of memory") as caught:
         opener()
     assert "--n-ctx" in caught.value.hint
-    assert closed == ["Weights draft", "Weights target"]
+    assert closed == ["Model target", "Weights draft", "Weights target"]
 
 
 @pytest.mark.real

@@ -18,7 +18,7 @@ import tiny
 from conftest import Pair
 from contexts import KEYWORDS, MEMORIES, NOISE, TEXT, Opened, opened_as
 
-from specgguf import backend
+from specgguf import backend, rewind
 from specgguf.errors import BackendError, Cancelled, ContextFull, ModelNotFound
 from specgguf.header import check_gguf
 from specgguf.model import Model
@@ -95,6 +95,39 @@ def test_a_context_of_the_models_own_length(dense: Opened) -> None:
     model = Model(dense.weights, n_ctx=0)
     assert model.n_ctx == tiny.SMALL.n_ctx_train
     model.close()
+
+
+@pytest.mark.parametrize("step", ["new_context", "apply_lora", "choose"])
+def test_a_context_that_is_not_finished_is_freed(dense: Opened, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    freed: list[Any] = []
+    make, free, free_batch = backend.new_context, backend.free_context, backend.Batch.close
+
+    def making(*given: Any) -> Any:
+        made.append(make(*given))
+        return made[-1]
+
+    def freeing(ctx: Any) -> None:
+        freed.append(ctx)
+        free(ctx)
+
+    def freeing_batch(batch: backend.Batch) -> None:
+        freed.append("batch")
+        free_batch(batch)
+
+    def failing(*_: Any) -> None:
+        raise BackendError("cannot")
+
+    monkeypatch.setattr(backend, "new_context", making)
+    monkeypatch.setattr(backend, "free_context", freeing)
+    monkeypatch.setattr(backend.Batch, "close", freeing_batch)
+    monkeypatch.setattr(rewind if step == "choose" else backend, step, failing)
+    if step == "apply_lora":
+        monkeypatch.setattr(dense.weights.llama, "_lora_adapter", object(), raising=False)
+    with pytest.raises(BackendError, match="cannot"):
+        Model(dense.weights, n_ctx=64)
+    assert freed == ["batch", *made]
+    assert len(made) == (step != "new_context")
 
 
 def test_a_context_costs_its_cache_and_a_few_rows(tiny_wide: Path) -> None:
