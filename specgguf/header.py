@@ -149,7 +149,7 @@ def read(source: str | Path | IO[bytes], *, keep: Sequence[str] = ()) -> Header:
     """Read a GGUF head; `keep` names metadata keys whose arrays are wanted whole.
 
     Raises:
-        GgufError: wrong magic, unknown version, a damaged or incomplete head.
+        GgufError: wrong magic, unknown version or alignment, a damaged or incomplete head.
     """
     if isinstance(source, str | Path):
         with open(source, "rb") as stream:
@@ -170,7 +170,9 @@ def read(source: str | Path | IO[bytes], *, keep: Sequence[str] = ()) -> Header:
         if key in keep and isinstance(value, list):
             arrays[key] = value
     tensors = tuple(_tensor(reader) for _ in range(n_tensors))
-    alignment = int(metadata.get("general.alignment", 32)) or 32
+    alignment = metadata.get("general.alignment", 32)
+    if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
+        raise GgufError(f"general.alignment is {alignment!r:.40}, not a power of two")
     return Header(metadata, tensors, -(-source.tell() // alignment) * alignment, arrays)
 
 

@@ -10,8 +10,10 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from . import backend, header
+from . import backend, dims, header
 from .errors import BackendError, ConfigError
+
+MAPPED_ALIGNMENT = 32  # bytes: where ggml takes tensors in a mapped file
 
 
 class Weights:
@@ -31,6 +33,7 @@ class Weights:
         self.path = os.fspath(path)
         self.keywords = dict(keywords or {})
         header.check_gguf(self.path)
+        _check_head(self.path, self.keywords)
         backend.start()
         import jinja2
         import llama_cpp
@@ -73,3 +76,21 @@ class Weights:
             else:
                 backend.disown(self._llama)
             self._llama = None
+
+
+def _check_head(path: str, keywords: Mapping[str, Any]) -> None:
+    """Refuse a head over which llama.cpp would end the process. One that cannot be read is llama.cpp's to refuse."""
+    try:
+        head = header.read(path)
+    except header.GgufError:
+        return
+    if why := dims.impossible(head, keywords.get("kv_overrides")):
+        raise BackendError(f"{path} is damaged: {why}", hint="download or convert it again")
+    alignment = head.metadata.get("general.alignment")
+    first = head.data_start + min((t.offset for t in head.tensors), default=0)
+    mapped = keywords.get("use_mmap", True) and keywords.get("lora_path") is None  # as in `Llama`
+    if mapped and alignment is not None and first % MAPPED_ALIGNMENT:
+        raise BackendError(
+            f"{path} cannot be mapped into memory: general.alignment is {alignment}, tensors begin at {first:,}",
+            hint="convert it again, or load it with use_mmap=False",
+        )

@@ -1,0 +1,116 @@
+"""Files over which llama.cpp would end the process are refused by name; what it loads is loaded."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import tiny
+from gguf import GGUFValueType
+
+from specgguf import BackendError, SpecggufError, dims, header
+from specgguf.weights import Weights
+
+Lie = tuple[str, GGUFValueType, Any]
+UINT32, FLOAT32, STRING = GGUFValueType.UINT32, GGUFValueType.FLOAT32, GGUFValueType.STRING
+EPSILON = "llama.attention.layer_norm_rms_epsilon"
+LIES: list[tuple[Lie, str]] = [
+    (("llama.block_count", UINT32, 0), "llama.block_count is 0"),
+    (("llama.block_count", UINT32, 513), "llama.block_count is 513"),
+    (("llama.block_count", UINT32, 2**32 - 1), "llama.block_count is 4294967295"),
+    (("llama.expert_count", UINT32, 4), "llama.expert_used_count is 0, of 4 experts"),
+    (("llama.expert_used_count", UINT32, 4), "llama.expert_used_count is 4, of 0 experts"),
+    ((EPSILON, FLOAT32, -1.0), f"{EPSILON} is -1.0"),
+    ((EPSILON, FLOAT32, float("nan")), f"{EPSILON} is nan"),
+    (("general.alignment", UINT32, 1), "general.alignment is 1, tensors begin at "),
+]
+# llama.cpp's own refusals: no end of the process
+WRONG: list[tuple[Lie, str]] = [
+    (("llama.block_count", STRING, "2"), "llama.block_count"),
+    (("llama.block_count", UINT32, 512), "blk.2."),
+    (("llama.embedding_length", UINT32, 0), "n_rot"),
+    (("llama.attention.head_count", UINT32, 0), "blk.0.attn_q"),
+    (("general.alignment", UINT32, 0), "alignment"),
+    (("general.alignment", UINT32, 24), "alignment"),
+    (("general.alignment", STRING, "x"), "alignment"),
+]
+
+
+@pytest.fixture
+def lying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """lying((key, type, value), …) -> a tiny file that says so in its head."""
+
+    def write(*lies: Lie) -> str:
+        def finish(w: gguf.GGUFWriter) -> None:
+            for key, kind, value in lies:
+                w.kv_data[0][key] = gguf.GGUFValue(value, kind)
+                if key == "general.alignment" and isinstance(value, int):
+                    w.data_alignment = value or 32
+            whole(w)
+
+        monkeypatch.setattr(tiny, "_finish", finish)
+        return str(tiny.write_llama(tmp_path / "lying.gguf", tiny.letters(8)))
+
+    whole = tiny._finish
+    return write
+
+
+@pytest.mark.parametrize(("lie", "says"), LIES, ids=lambda x: x if isinstance(x, str) else "")
+def test_what_would_end_the_process_is_refused(lying: Callable[..., str], lie: Lie, says: str) -> None:
+    path = lying(lie)
+    with pytest.raises(BackendError, match=says) as caught:
+        Weights(path)
+    assert str(caught.value).startswith(f"{path} ")
+    assert caught.value.hint
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("lie", "_"), LIES, ids=lambda x: x if isinstance(x, str) else "")
+def test_it_would_end_the_process(lying: Callable[..., str], lie: Lie, _: str) -> None:
+    """With another llama.cpp that refuses or loads such a file, ours should too."""
+    code = (
+        "import sys, llama_cpp\n"
+        "llm = llama_cpp.Llama(sys.argv[1], n_ctx=32, n_batch=8, n_ubatch=8, n_threads=1, verbose=False)\n"
+        "llm.eval([1, 3, 4])"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code, lying(lie)], capture_output=True, check=False)
+    assert done.returncode < 0
+
+
+@pytest.mark.parametrize(("lie", "says"), WRONG, ids=lambda x: x if isinstance(x, str) else "")
+def test_what_llama_cpp_refuses_is_left_to_it(lying: Callable[..., str], lie: Lie, says: str) -> None:
+    with pytest.raises(BackendError, match=f"llama.cpp could not load .*{says}"):
+        Weights(lying(lie))
+
+
+def test_what_llama_cpp_loads_is_not_refused(lying: Callable[..., str]) -> None:
+    """Odd, but sound: overridden, not mapped, or aligned by chance."""
+    Weights(lying(LIES[0][0]), {"kv_overrides": {"llama.block_count": 2}}).close()
+    Weights(lying(LIES[-1][0]), {"use_mmap": False}).close()
+    Weights(lying((EPSILON, FLOAT32, 0.0))).close()
+    Weights(lying(("general.alignment", UINT32, 64))).close()
+    for n in range(32):
+        path = lying(("general.alignment", UINT32, 8), ("general.name", STRING, n * "x"))
+        if header.read(path).data_start % 32 == 0:
+            Weights(path).close()
+            break
+    else:
+        pytest.fail("none was aligned")
+
+
+@pytest.mark.parametrize("value", [513, 2**32 - 1])
+def test_a_layer_count_beyond_all_measure_takes_no_memory(lying: Callable[..., str], value: int) -> None:
+    with pytest.raises(SpecggufError, match=f"describes no language model .llama.block_count is {value}"):
+        dims.of_file(Path(lying(("llama.block_count", UINT32, value))))
+
+
+@pytest.mark.parametrize("value", [0, 3, "x"])
+def test_an_alignment_that_is_none(lying: Callable[..., str], value: Any) -> None:
+    kind = STRING if isinstance(value, str) else UINT32
+    with pytest.raises(header.GgufError, match=f"general.alignment is {value!r}, not a power of two"):
+        header.read(lying(("general.alignment", kind, value)))
