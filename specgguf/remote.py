@@ -143,7 +143,6 @@ class RangeFile(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         """Fill `buffer` from the current place; the number of bytes read."""
-        from huggingface_hub import get_session
         from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
 
         n = min(len(buffer), self.size - self._at)
@@ -152,16 +151,33 @@ class RangeFile(io.RawIOBase):
         headers = build_hf_headers() if self._is_hub else {}  # a signed address wants no token of ours
         headers["Range"] = f"bytes={self._at}-{self._at + n - 1}"
         try:
-            response = get_session().get(self._url, headers=headers, timeout=30)
-            hf_raise_for_status(response)
-            data = response.content
+            with _streamed(self._url, headers) as response:
+                hf_raise_for_status(response)
+                if response.status_code != 206:  # the whole file follows: leave it unread
+                    what = "/".join(self._what)
+                    raise DownloadError(
+                        f"the server gives no parts of files, so {what} cannot be looked into",
+                        hint="download it, and give its path",
+                    )
+                data = (response.read() if hasattr(response, "read") else response.content)[:n]
+        except DownloadError:
+            raise
         except Exception as error:
             raise _plain(error, *self._what) from error
-        if response.status_code != 206:
-            raise DownloadError(f"{'/'.join(self._what)}: the server gives no parts of files")
         buffer[: len(data)] = data
         self._at += len(data)
         return len(data)
+
+
+def _streamed(url: str, headers: dict[str, str]) -> Any:
+    """A request whose body waits to be read, as a context manager: huggingface_hub 1 has a client of httpx, and
+    before that it had one of requests."""
+    from huggingface_hub import get_session
+
+    session: Any = get_session()
+    if callable(getattr(session, "stream", None)):
+        return session.stream("GET", url, headers=headers, timeout=30)
+    return session.get(url, headers=headers, timeout=30, stream=True)
 
 
 def _require_reachable() -> None:

@@ -2,7 +2,8 @@
 
 Repositories are plain bytes in memory. A file answers with a redirect to another host name, as the real hub
 sends large files to its content network; ranges, ETags and the error codes are the real ones'. Knobs make it
-misbehave: gate a repository, cut a connection, count requests down to 429, send other bytes than promised.
+misbehave: gate a repository, cut a connection, count requests down to 429, send other bytes than promised, or the
+whole file where a part was asked for.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any
 
+CHUNK = 1 << 16
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -39,6 +41,8 @@ class HubServer:
         cut_after: the next whole transfers break off after so many bytes, one entry each.
         too_many: how many requests to answer with 429.
         forged: files whose sha256 is announced wrongly.
+        whole: whether ranges are ignored.
+        sent: bytes of bodies that went out.
         log: every request, in order.
     """
 
@@ -47,6 +51,8 @@ class HubServer:
     cut_after: list[int] = field(default_factory=list)
     too_many: int = 0
     forged: set[str] = field(default_factory=set)
+    whole: bool = False
+    sent: int = 0
     log: list[Request] = field(default_factory=list)
 
     def add(self, repo: str, file: str, data: bytes) -> None:
@@ -165,7 +171,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _content(self, data: bytes) -> None:
         hub = self.server_of
         start, end = 0, len(data)
-        if match := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
+        match = None if hub.whole else re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        if match:
             start, end = int(match[1]), int(match[2]) + 1 if match[2] else len(data)
         part = data[start:end]
         extra = {"Accept-Ranges": "bytes"}
@@ -181,8 +188,16 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.command == "GET":
-            self.wfile.write(body if cut is None else body[:cut])
+            self._write(body if cut is None else body[:cut])
         if cut is not None:
             self.wfile.flush()
             self.close_connection = True
             self.connection.shutdown(2)
+
+    def _write(self, body: bytes) -> None:
+        try:
+            for at in range(0, len(body), CHUNK):
+                self.wfile.write(body[at : at + CHUNK])
+                self.server_of.sent += len(body[at : at + CHUNK])
+        except ConnectionError:  # the client has enough
+            self.close_connection = True

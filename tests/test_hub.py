@@ -295,6 +295,18 @@ def test_a_head_is_read_by_ranges(server: HubServer, tiny_chat: Pair, tmp_path: 
     assert hub.cached(f"{REPO}:q6_k") is None
 
 
+def test_a_server_that_gives_no_parts_is_not_read(server: HubServer, tiny_chat: Pair) -> None:
+    """The status says so; a body of gigabytes is left unread (but for what the sockets take)."""
+    server.add(REPO, "long-q6_k.gguf", tiny_chat.target.read_bytes() + bytes(64 << 20))
+    server.whole = True
+    with pytest.raises(
+        DownloadError, match=r"gives no parts of files, so .*long-q6_k\.gguf cannot be looked"
+    ) as caught:
+        peek.peek(f"{REPO}:q6_k")
+    assert caught.value.hint
+    assert server.sent < 32 << 20
+
+
 # --- a preset's model ---------------------------------------------------------------------------------------
 
 
