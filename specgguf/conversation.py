@@ -16,6 +16,7 @@ from .messages import Message, normalized
 from .text import ReasoningSplitter
 
 _TEMPLATE_KEY = "tokenizer.chat_template"
+_OTHERWISE = "complete plain text with create_completion or /v1/completions, or name one with chat_format="
 FREED = 1 / 3  # of the budget, at once: dropping a turn makes the whole prompt new to the caches
 
 
@@ -36,10 +37,7 @@ class ChatTemplate:
             Unsupported: the file has no chat template, or a broken one.
         """
         if _TEMPLATE_KEY not in metadata:
-            raise Unsupported(
-                "this model file has no chat template",
-                hint="complete plain text with create_completion, or name one with chat_format=",
-            )
+            raise Unsupported("this model file has no chat template", hint=_OTHERWISE)
         self._bos, self._eos = bos, eos
         self.stop: tuple[str, ...] = (eos,) if eos else ()
         texts = {False: metadata[_TEMPLATE_KEY]}
@@ -62,7 +60,7 @@ class ChatTemplate:
                 template, eos_token=self._eos, bos_token=self._bos, add_generation_prompt=generate
             )
         except jinja2.TemplateError as e:
-            raise Unsupported(f"this model file's chat template is broken: {_reason(e)}") from e
+            raise Unsupported(f"this model file's chat template is broken: {_reason(e)}", hint=_OTHERWISE) from e
 
     def render(
         self,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from . import backend, dims, header
@@ -35,18 +36,14 @@ class Weights:
         header.check_gguf(self.path)
         _check_head(self.path, self.keywords)
         backend.start()
-        import jinja2
-        import llama_cpp
 
         self._llama: Any = None
         self._pid = os.getpid()
         try:
-            self._llama = llama_cpp.Llama(self.path, n_ctx=32, n_batch=8, n_ubatch=8, verbose=False, **self.keywords)
+            self._llama = _untemplated()(self.path, n_ctx=32, n_batch=8, n_ubatch=8, verbose=False, **self.keywords)
         except (ValueError, RuntimeError) as error:
             why = backend.last_log_error() or str(error)
             raise BackendError(f"llama.cpp could not load {self.path}: {why}") from error
-        except jinja2.TemplateError as error:
-            raise BackendError(f"llama-cpp-python could not load {self.path}: its chat template: {error}") from error
         adapter = getattr(self._llama, "_lora_adapter", None)
         if adapter is not None and not adapter:  # llama_cpp does not look, and decoding would end the process
             self.close()
@@ -54,7 +51,7 @@ class Weights:
             raise BackendError(f"llama.cpp could not load the LoRA {self.keywords['lora_path']}: {why}")
         self.n_vocab = backend.vocab_size(self.vocab)
         self.eog = backend.eog_tokens(self.vocab)
-        self.metadata: dict[str, str] = dict(self.llama.metadata)
+        self.metadata: dict[str, str] = self.llama.all_metadata
 
     @property
     def llama(self) -> Any:
@@ -76,6 +73,26 @@ class Weights:
             else:
                 backend.disown(self._llama)
             self._llama = None
+
+
+@cache
+def _untemplated() -> Any:
+    """`llama_cpp.Llama`, seeing no chat template in a file: it would compile each while loading and fail over a broken
+    one, where only who wants to chat needs them (`conversation`)."""
+    import llama_cpp
+
+    class Untemplated(llama_cpp.Llama):  # type: ignore[misc]
+        all_metadata: dict[str, str]
+
+        @property
+        def metadata(self) -> dict[str, str]:
+            return {k: v for k, v in self.all_metadata.items() if not k.startswith("tokenizer.chat_template")}
+
+        @metadata.setter
+        def metadata(self, values: dict[str, str]) -> None:
+            self.all_metadata = values
+
+    return Untemplated
 
 
 def _check_head(path: str, keywords: Mapping[str, Any]) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny
 from conftest import Pair
 from specgguf.presets import Match, Preset
 
-from specgguf import ConfigError, SpeculativeLlama, fit, hub, presets
+from specgguf import ConfigError, SpeculativeLlama, Unsupported, fit, hub, presets
 
 
 @pytest.fixture
@@ -61,3 +63,19 @@ def test_from_pretrained(tiny_chat: Pair, monkeypatch: pytest.MonkeyPatch) -> No
     with SpeculativeLlama.from_pretrained("org/large", n_ctx=256, n_threads=1) as llm:
         assert llm.draft_model_path is None
     assert asked == [("org/large:q4_k_m.gguf", True), ("org/small", True), ("org/large", None)]
+
+
+@pytest.mark.parametrize("template", ["{{", "{% unheard_of %}", "{% for m in messages %}"])
+def test_a_broken_chat_template_is_in_the_way_of_chatting_alone(template: str, tmp_path: Path) -> None:
+    """`llama_cpp.Llama` compiles it while loading, and would not load."""
+    path = tiny.write_llama(tmp_path / "odd.gguf", dataclasses.replace(tiny.chat(), template=template))
+    question = [{"role": "user", "content": "hi"}]
+    with SpeculativeLlama(str(path), n_ctx=64, n_threads=1) as llm:
+        assert llm.metadata["tokenizer.chat_template"] == template
+        assert llm("a word", max_tokens=4)
+        for chat in (llm.create_chat_completion, llm.render):
+            with pytest.raises(Unsupported, match="this model file's chat template is broken: ") as caught:
+                chat(question)
+            assert "chat_format" in caught.value.hint
+    with SpeculativeLlama(str(path), n_ctx=64, n_threads=1, chat_format="chatml") as llm:
+        assert llm.create_chat_completion(question, max_tokens=4)

@@ -99,8 +99,9 @@ def test_files_without_a_usable_template() -> None:
     with pytest.raises(Unsupported, match="no chat template") as caught:
         ChatTemplate({}, bos="", eos="")
     assert "chat_format" in caught.value.hint
-    with pytest.raises(Unsupported, match="broken"):
+    with pytest.raises(Unsupported, match="broken") as caught:
         template("{% if %}")
+    assert "chat_format" in caught.value.hint
 
 
 def test_thinking_switch_reaches_the_template() -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import models
 import pytest
-import tiny
 from conftest import Pair
 
 from specgguf import BackendError, ConfigError, ModelNotFound, Unsupported, VocabMismatch, backend, loading
@@ -136,15 +134,6 @@ def test_a_context_holds_two_tokens(opener: Opener, key: str) -> None:
     with pytest.raises(ConfigError, match="n_ctx must be 0 or at least 2, not 1"):
         opener.given(key, 1)
     opener.given(key, 2)
-
-
-@pytest.mark.parametrize("template", ["{{", "{% unheard_of %}", "{% for m in messages %}"])
-def test_a_template_that_cannot_be_compiled_is_named(opener: Opener, template: str, tmp_path: Path) -> None:
-    """`llama_cpp.Llama` compiles it while loading."""
-    vocab = dataclasses.replace(tiny.chat(), template=template)
-    opener.target = str(tiny.write_llama(tmp_path / "odd.gguf", vocab))
-    with pytest.raises(BackendError, match=r"could not load .*odd\.gguf: its chat template: "):
-        opener(None)
 
 
 @pytest.mark.parametrize("key", ["lora_path", "draft_lora_path"])
