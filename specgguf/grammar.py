@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,14 @@ MAX_NESTING = 256
 MAX_LENGTH = 2**18  # characters: beyond it, each token costs llama.cpp seconds
 MAX_REPETITIONS = 2000  # llama.cpp's own
 MAX_WRITTEN_OUT = 2**21  # characters: llama.cpp copies what it repeats, 60 bytes for each
+VALUES = ("const", "enum", "default", "examples")  # in a schema: values, not schemas
+NAMED_PARTS = ("properties", "$defs", "definitions")  # schemas by names of the user's own
+FORMATS = re.compile("date|time|date-time|uuid[1-5]?")  # those that the converter knows
+UNENFORCED = frozenset(
+    "minimum maximum exclusiveMinimum exclusiveMaximum multipleOf uniqueItems minProperties maxProperties "
+    "propertyNames patternProperties dependentRequired dependentSchemas dependencies not if contains minContains "
+    "maxContains unevaluatedProperties unevaluatedItems additionalItems contentEncoding contentMediaType".split()
+)
 N_KEPT = 20  # states kept behind the newest one: more than the longest draft
 
 
@@ -147,6 +156,8 @@ def grammar_text(grammar: Any) -> str:
 def json_grammar(schema: Any = None) -> str:
     """The GBNF text of a JSON schema (a mapping or JSON text); None: of any JSON object.
 
+    Keys that no grammar here enforces are accepted, since programs send them everywhere, and named in a UserWarning.
+
     Raises:
         ConfigError: the schema cannot be turned into a grammar.
     """
@@ -161,12 +172,33 @@ def json_grammar(schema: Any = None) -> str:
         _check_counts(tree)
         if "$ref" in tree:  # the converter overlooks the definitions beside a reference at the top
             tree["anyOf"] = [{"$ref": tree.pop("$ref")}]
-        return _flattened(str(llama_grammar.json_schema_to_gbnf(json.dumps(tree))))
+        unenforced = sorted(_unenforced(tree))
+        gbnf = _flattened(str(llama_grammar.json_schema_to_gbnf(json.dumps(tree))))
     except RecursionError:
         raise ConfigError("JSON schema: it refers to itself without end, or is nested too deeply") from None
     except Exception as e:  # the converter raises whatever its code runs into
         reason = f"no such definition: {e}" if isinstance(e, KeyError) else str(e) or type(e).__name__
         raise ConfigError(f"JSON schema: {one_line(reason)}") from e
+    if unenforced:  # Python shows a text once
+        warnings.warn(f"JSON schema: not enforced, so check the answers for it: {', '.join(unenforced)}", stacklevel=2)
+    return gbnf
+
+
+def _unenforced(schema: Any) -> set[str]:
+    """The keys of a schema, and its parts, over which the converter passes in silence."""
+    if isinstance(schema, list):
+        return set().union(*map(_unenforced, schema))
+    if not isinstance(schema, dict):
+        return set()
+    found = {key for key in schema if key in UNENFORCED}
+    if schema.get("type") == "string" and not FORMATS.fullmatch(str(schema.get("format", "date"))):
+        found.add("format")
+    for key, value in schema.items():
+        if key in NAMED_PARTS and isinstance(value, dict):
+            found |= _unenforced(list(value.values()))
+        elif key not in VALUES:
+            found |= _unenforced(value)
+    return found
 
 
 def _check_counts(schema: Any) -> None:
@@ -191,7 +223,7 @@ def _check_counts(schema: Any) -> None:
         if schema.get(key) == []:
             raise ValueError(f"{key} is empty: nothing could be written")
     for key, value in schema.items():
-        if key not in ("const", "enum", "default", "examples"):  # values, not schemas
+        if key not in VALUES:
             _check_counts(value)
 
 
