@@ -335,5 +335,5 @@ def test_a_quantised_cache_needs_no_other_keyword(tiny_folder: Path) -> None:
     path = str(tiny.write_llama(tiny_folder / "one-head.gguf", tiny.chat(), shape=shape))
     keywords: Json = {"type_k": "q8_0", "type_v": "q8_0", "draft_type_k": "q8_0", "n_threads": 1}
     with SpeculativeLlama(path, path, n_ctx=N_CTX, draft=3, **keywords) as llm:
-        reply: Any = llm(PROMPT, max_tokens=5)
+        reply: Any = llm(PROMPT, max_tokens=5, ignore_eos=True)
         assert reply["usage"]["completion_tokens"] == 5
