@@ -44,7 +44,7 @@ class Keeper:
         self.session, self._lock = session, lock
 
     def asked(self, messages: Sequence[Message], question: str) -> None:
-        """A question was asked; `messages` do not hold it yet."""
+        """A question was asked; `messages` do not hold it yet. One that got no answer before it is set aside."""
         if not self._enabled:
             return
         if self.session is None:
@@ -55,11 +55,17 @@ class Keeper:
                 if not self._slot:
                     self._notes.warn(f"this conversation is not saved: {error}")
                 return
-        self._write(messages, pending=question)
+        assert self.session is not None
+        left = self.session.pending
+        if left not in ("", question, *self.session.aside):
+            self.session.aside.append(left)
+        self.session.pending = question
+        self._write(messages)
 
     def answered(self, messages: Sequence[Message], answer: Answer) -> None:
-        """The answer is over; `messages` hold the turn, if it gave any text."""
+        """The answer is over; `messages` hold the turn, if it gave any text. Without any its question is kept."""
         if self.session is not None and (answer.spans or answer.finish_reason):
+            self.session.pending = ""
             self.session.turns.append(
                 {
                     "when": sessions.now(),
@@ -101,11 +107,10 @@ class Keeper:
             self._lock.release()
         self.session, self._lock = None, None
 
-    def _write(self, messages: Sequence[Message], pending: str = "") -> None:
+    def _write(self, messages: Sequence[Message]) -> None:
         if self.session is None or not self._enabled:
             return
         self.session.messages = [dict(m) for m in messages]
-        self.session.pending = pending
         for key, value in self._about.items():
             setattr(self.session, key, value)
         try:

@@ -41,6 +41,10 @@ def _read_stdin() -> str:
 
 def run(room: Room, question: str) -> int:
     """Answer `question`; returns the exit code."""
+    left = room.talk.unanswered
+    if left and left != question:
+        shown = f"specgguf sessions show '{room.keeper.name}'"
+        room.notes.say(f"the last question has no answer and is set aside ({shown}): {room.short(left)}")
     room.describe()
     room.display.legend_once()
     answer = room.talk.send(question, room.display.sink())

@@ -35,7 +35,8 @@ class Session:
         turns: per answer, when it came, how it ended, and llama.cpp's timings.
         settings: the settings that somebody had set, by name.
         model, draft_model: the references that load the same pair.
-        pending: a question whose answer was not finished when this was written.
+        pending: the last question, while it has no answer.
+        aside: earlier questions that never got one.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Session:
     model: str = ""
     draft_model: str = ""
     pending: str = ""
+    aside: list[str] = field(default_factory=list)
     created: str = field(default_factory=lambda: now())
     updated: str = ""
     version: int = VERSION
@@ -115,6 +117,8 @@ def load(name: str) -> Session:
         for message in session.messages:
             if not isinstance(message["content"], str) or not isinstance(message["role"], str):
                 raise TypeError(message)
+        if not all(isinstance(question, str) for question in session.aside):
+            raise TypeError("its 'aside' is of the wrong kind")
         json.dumps(content, ensure_ascii=False).encode()  # a lone surrogate could be neither shown nor saved
     except FileNotFoundError:
         hint = did_you_mean(name, names()) or "specgguf sessions list shows what there is"
@@ -160,6 +164,9 @@ def markdown(session: Session) -> str:
             quoted = str(message["reasoning_content"]).splitlines()
             lines += [*(f"> {row}".rstrip() for row in quoted), ""]
         lines.append(message["content"])
+    for question in [*session.aside, session.pending]:
+        if question:
+            lines += ["", "## You, without an answer", "", question]
     return "\n".join(lines) + "\n"
 
 

@@ -6,14 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
-from cli_support import Run, home, run
+from cli_support import Run, converse, home, run
 from fake_engine import FakeEngine, pieces
 from specgguf.cli import exits, sessions
 from specgguf.cli.sessions import Session
 
 from specgguf.errors import Busy, ConfigError, ModelNotFound, SpecggufError
 
-__all__ = ["home", "run"]  # fixtures
+__all__ = ["converse", "home", "run"]  # fixtures
 
 
 def stored(name: str = "one") -> Session:
@@ -77,6 +77,7 @@ def test_keys_of_a_later_version_are_ignored_and_missing_ones_filled(home: Path)
         '{"messages": [{"role": "user", "content": "\\ud800"}]}',
         '{"settings": 5}',
         '{"pending": null}',
+        '{"aside": [3]}',
     ],
 )
 def test_a_damaged_file_is_named(home: Path, content: str) -> None:
@@ -160,6 +161,51 @@ def test_resume_takes_models_settings_and_messages(run: Run) -> None:
     assert session.pending == ""
     run("chat", "--resume", "one", "--temp", "0.9", "x", fake=fake)
     assert fake.keywords[1]["temperature"] == 0.9
+
+
+def unanswered(question: str = "And 2 + 2?") -> Session:
+    """What a program that died in mid-answer leaves."""
+    session = stored()
+    session.pending = question
+    sessions.save(session)
+    return session
+
+
+def test_a_question_without_an_answer_is_set_aside_by_the_next(run: Run) -> None:
+    unanswered("And\n2 + 2?")
+    ran = run("chat", "-C", "And 1 + 2?")
+    assert (ran.code, ran.out) == (0, "Hello there.\n")
+    assert "the last question has no answer and is set aside (specgguf sessions show 'one'): And 2 + 2?\n" in ran.err
+    session = sessions.load("one")
+    assert (session.pending, session.aside) == ("", ["And\n2 + 2?"])
+    assert "And\n2 + 2?" not in [m["content"] for m in session.messages]
+    assert run("sessions", "show", "one").out.endswith("## You, without an answer\n\nAnd\n2 + 2?\n")
+    assert "set aside" not in run("chat", "-C", "More?").err
+
+
+def test_a_question_that_is_asked_again_is_not_set_aside(run: Run) -> None:
+    unanswered()
+    ran = run("chat", "-C", "And 2 + 2?")
+    assert "set aside" not in ran.err
+    assert (sessions.load("one").pending, sessions.load("one").aside) == ("", [])
+
+
+@pytest.mark.parametrize("lines", [["/system Be brief."], ["/save two"], ["long " * 2000], ["/undo"]], ids=str)
+def test_a_question_without_an_answer_outlives_what_answers_nothing(converse: Run, lines: list[str]) -> None:
+    unanswered()
+    converse(*lines, flags=["-C"])
+    assert sessions.load(sessions.names()[0]).pending == "And 2 + 2?"
+
+
+def test_a_conversation_sets_aside_too(converse: Run) -> None:
+    unanswered()
+    converse("And 1 + 2?", "/undo", flags=["-C"])
+    assert sessions.load("one").aside == ["And 2 + 2?"]
+    unanswered()
+    fake = FakeEngine()
+    converse("/retry", flags=["-C"], fake=fake)
+    assert fake.asked[0][-1]["content"] == "And 2 + 2?"
+    assert (sessions.load("one").pending, sessions.load("one").aside) == ("", [])
 
 
 def test_a_full_disk_is_told_once_and_the_talk_goes_on(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
