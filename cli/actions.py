@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specgguf.cli import sessions, stats_view
+from specgguf.cli import sessions, stats_view, terminal
 from specgguf.cli.options import BY_NAME, SETTINGS
 
 from specgguf.config import parse_draft
@@ -68,7 +68,8 @@ def stats(room: Room, words: str) -> None:
         room.notes.tell(f"the line of statistics after each answer is {'on' if on else 'off'}")
         return
     engine = room.talk.loaded.engine
-    for row in stats_view.page(engine.last, engine.stats, engine.n_ctx(), room.notes.ink):
+    columns = terminal.width(room.notes.stream) if room.notes.ink.tty else None
+    for row in stats_view.page(engine.last, engine.stats, engine.n_ctx(), room.notes.ink, columns):
         room.notes.tell(row)
 
 

@@ -153,7 +153,30 @@ def test_stats_page_shows_positions_trace_and_rests() -> None:
     text = "\n".join(stats_view.page(stats, stats, 1000, PLAIN))
     assert re.search(r"position +1 +2 +3 +4\n +accepted +67 % +100 % +50 % +100 %\n", text)
     assert "██·▃" in text
-    assert "rested   1 of 4 rounds: it does not pay" in text
+    assert "rested   1 of 4 rounds; now rests: it does not pay" in text
+    stats.k_trace.remove(0)
+    assert "rested   0 of 3 rounds; now rests: it does not pay" in "\n".join(stats_view.page(stats, stats, 1000, PLAIN))
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 140, None])
+@pytest.mark.parametrize("drafts", [True, False])
+def test_stats_page_breaks_between_words_and_says_once_why_it_rests(width: int | None, drafts: bool) -> None:
+    stats = Stats()
+    for i in range(200):
+        n = i % 17 if drafts else 0
+        stats.add(Round((1,), draft_n=n, draft_n_accepted=n, verify_s=0.1))
+    stats.rest_reason = "drafting would run at 0.86 of plain speed, with 62% of first tokens right"
+    page = stats_view.page(stats, stats, 1000, PLAIN, width)
+    text = "\n".join(page)
+    assert all(len(line) < (width or 250) for line in page), text
+    words = text.split()
+    assert " ".join(words).count(stats.rest_reason) == 1
+    assert {"62%", "rounds;"} <= set(words)
+    row = next(i for i, line in enumerate(page) if line.startswith("  rested   "))
+    below = page[row + 1]
+    assert below.startswith((" " * (2 + stats_view.LABEL), "  time     ")), text
+    if drafts:
+        assert [int(n) for line in page if "position" in line for n in line.split()[1:]] == list(range(1, 17))
 
 
 def test_ended_by() -> None:
