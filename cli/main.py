@@ -7,6 +7,7 @@ command's own dependencies are missing.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -80,6 +81,7 @@ class Program(click.Group):
 
     def _run(self, words: list[str], prog_name: str | None, complete_var: str | None, **extra: Any) -> int:
         try:
+            _tell_unknown_variables()
             extra.setdefault("obj", exits.wants_traceback(words))  # commands that live long ask for it
             result = super().main(list(words), prog_name, complete_var, standalone_mode=False, **extra)
             sys.stdout.flush()
@@ -89,6 +91,16 @@ class Program(click.Group):
         except (Exception, KeyboardInterrupt) as error:
             return exits.report(error, debug=exits.wants_traceback(words))
         return result if isinstance(result, int) else exits.OK
+
+
+def _tell_unknown_variables() -> None:
+    """A misspelt variable would be ignored: say so, but not into a shell that completes a line."""
+    names = [name for name in os.environ if "SPECGGUF_" in name]
+    if names and "_SPECGGUF_COMPLETE" not in names:
+        from specgguf.cli import notes, settings
+
+        for remark in settings.unknown_variables():
+            notes.Notes().warn(remark)
 
 
 def _debug_option() -> click.Option:

@@ -19,6 +19,9 @@ from specgguf.errors import ConfigError
 
 CONFIG_NAME = "config.toml"
 BY = "by "  # begins the origin of what a slash command set
+PREFIX = "SPECGGUF_"
+# Variables that are read elsewhere: here and in `exits`, by `serve`, by the project's own tests.
+READ_ELSEWHERE = tuple(PREFIX + name for name in "CONFIG DEBUG HOST PORT API_KEY TEST_THREADS".split())
 
 
 @dataclass(frozen=True)
@@ -134,6 +137,22 @@ def gather(flags: Mapping[str, Any], environ: Mapping[str, str] | None = None) -
         if value is not None and name in BY_NAME:
             values[name] = Value(value, f"flag {BY_NAME[name].flags[-1].split('/')[0]}")
     return Settings(values)
+
+
+def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
+    """A remark on each variable that looks like a setting and is none, with the nearest one's name."""
+    import difflib
+
+    environ = os.environ if environ is None else environ
+    known = {setting.env for setting in SETTINGS}.union(READ_ELSEWHERE)
+    names = {name.removeprefix(PREFIX): name for name in known} | {s.name.upper(): s.env for s in SETTINGS}
+    remarks = []
+    for name in sorted(environ):
+        if name.startswith(PREFIX) and name not in known and environ[name]:
+            near = difflib.get_close_matches(name.removeprefix(PREFIX), names, n=1)
+            hint = f"did you mean {names[near[0]]}?" if near else "specgguf config show --all lists them"
+            remarks.append(f"{name} is no variable of this program: {hint}")
+    return remarks
 
 
 def read_config(path: Path) -> dict[str, Any]:

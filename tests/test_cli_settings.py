@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from cli_support import Run, home, run
 from specgguf.cli import exits
 from specgguf.cli.options import BY_NAME, SETTINGS
-from specgguf.cli.settings import Settings, gather
+from specgguf.cli.settings import READ_ELSEWHERE, Settings, gather, unknown_variables
 
 from specgguf.errors import ConfigError
 
@@ -35,6 +36,36 @@ def test_precedence(home: Path) -> None:
         (None, "default"),
     ]
     assert (settings["draft"], settings["draft_max"], settings["thinking"]) == (3, 7, "on")
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("SPECGGUF_DRAFT_MX", "did you mean SPECGGUF_DRAFT_MAX?"),
+        ("SPECGGUF_TEMPERATURE", "did you mean SPECGGUF_TEMP?"),
+        ("SPECGGUF_API_KEYS", "did you mean SPECGGUF_API_KEY?"),
+        ("SPECGGUF_XYZZY", "specgguf config show --all lists them"),
+    ],
+)
+def test_a_misspelt_variable_is_told_and_ignored(run: Run, name: str, hint: str) -> None:
+    ran = run("chat", "--quiet", "Hi", **{name: "hush"})
+    assert (ran.code, ran.out) == (0, "Hello there.\n")
+    assert ran.err == f"warning: {name} is no variable of this program: {hint}\n"
+    assert run("chat", "--quiet", "Hi", **{name: "", "SPECGGUF_TOP_K": "7"}).err == ""
+    assert run(_SPECGGUF_COMPLETE="bash_complete", COMP_WORDS="specgguf ch", COMP_CWORD="1", **{name: "x"}).err == ""
+
+
+def test_every_variable_that_the_project_reads_is_known() -> None:
+    root = Path(__file__).resolve().parent.parent
+    files = [f for sub in ("specgguf", "cli", "scripts", "examples", "docs", "tests") for f in (root / sub).rglob("*")]
+    found = {
+        name
+        for file in files
+        if file.is_file() and file.suffix in ("", ".py", ".sh", ".md") and file != Path(__file__).resolve()
+        for name in re.findall(r"\bSPECGGUF_[A-Z0-9_]*[A-Z0-9]", file.read_text(encoding="utf-8"))
+    }
+    assert found >= set(READ_ELSEWHERE)
+    assert unknown_variables(dict.fromkeys(found, "x")) == []
 
 
 def test_a_conversation_s_settings_stand_over_the_file_and_under_flags(home: Path) -> None:
