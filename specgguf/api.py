@@ -484,7 +484,7 @@ class SpeculativeLlama:
         """Restore what `save_state` returned.
 
         Raises:
-            ConfigError: the state is of other models.
+            ConfigError: it is no state, or that of other models.
             BackendError: llama.cpp refused it; the caches are empty then.
         """
         self._engine.load_state(state)

@@ -234,8 +234,10 @@ class Engine:
         """Restore `save_state`'s; a state of other models is refused and changes nothing."""
         with self.hold():
             models = self._named_models()
+            if not isinstance(state, Mapping):
+                raise ConfigError(f"load_state takes what save_state returned, not {state!r:.60}")
             if set(state) != {name for name, _ in models} or not all(m.fits(state[name]) for name, m in models):
-                raise ConfigError("this state is of other models, or longer than this context")
+                raise ConfigError("this state is of other models, longer than this context, or damaged")
             self.clear()
             for name, model in models:
                 model.load(state[name])

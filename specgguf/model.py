@@ -226,16 +226,15 @@ class Model:
         self._resync()
         return {"model": self._identity, "tokens": list(self.tokens), "data": backend.get_state(self._ctx)}
 
-    def fits(self, saved: Mapping[str, Any]) -> bool:
+    def fits(self, saved: object) -> bool:
         """Whether `saved` was written by such a model."""
-        return saved.get("model") == self._identity and len(saved.get("tokens", ())) <= self.n_ctx
+        match saved:
+            case {"model": self._identity, "tokens": list(tokens), "data": bytes()}:
+                return len(tokens) <= self.n_ctx and all(isinstance(token, int) for token in tokens)
+        return False
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        """Restore `save`'s.
-
-        Raises:
-            BackendError: llama.cpp refused it; the cache is empty.
-        """
+        """Restore `save`'s. Raises BackendError where llama.cpp refuses it; the cache is empty then."""
         self.clear()
         self._dirty = True  # until the tokens are here too, what it holds is nobody's
         if not backend.set_state(self._ctx, saved["data"]):

@@ -353,6 +353,27 @@ def test_a_state_of_other_models_is_refused(
     is_sound(llm, reference)
 
 
+@pytest.mark.parametrize("state", [None, 3, "state", [], b"", {"target": None}, {1: 2}], ids=repr)
+def test_what_is_no_state_is_refused(make: Callable[..., SpeculativeLlama], state: Any) -> None:
+    with pytest.raises(ConfigError, match=r"what save_state returned, not|or damaged"):
+        make().load_state(state)
+
+
+@pytest.mark.parametrize(
+    "part", [{"tokens": 3}, {"tokens": ["a"]}, {"tokens": None}, {"data": None}, {"data": "x"}], ids=str
+)
+def test_a_state_with_a_wrong_part_changes_nothing(
+    llm: SpeculativeLlama, part: dict[str, Any], reference: SpeculativeLlama
+) -> None:
+    text(llm)
+    state = llm.save_state()
+    with pytest.raises(ConfigError, match="or damaged"):
+        llm.load_state({**state, "target": state["target"] | part})
+    with pytest.raises(ConfigError, match="or damaged"):
+        llm.load_state({**state, "target": None})
+    is_sound(llm, reference)
+
+
 def test_a_broken_state_leaves_empty_caches(llm: SpeculativeLlama, reference: SpeculativeLlama) -> None:
     from specgguf import BackendError
 
