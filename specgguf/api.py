@@ -13,12 +13,13 @@ import uuid
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack, overload
 
-from . import backend, completion, vocab
+from . import backend, completion, prompts, vocab
+from .calls import ChatOptions, Chunks, CompletionOptions, Json, Messages, Prompt, Reply, Streamed, Whole
 from .completion import Final, Head
 from .config import DraftConfig, SamplingParams, parse_draft
-from .conversation import ChatTemplate, NamedTemplate
+from .conversation import ChatTemplate
 from .errors import ConfigError, Unsupported
 from .generate import check_prompt
 from .grammar import GrammarCursor, GrammarState
@@ -30,7 +31,6 @@ from .stats import Stats
 from .text import Piece, TextCutter
 from .trace import Trace, to_file
 
-Json = dict[str, Any]
 Items = Iterator[Piece | Final]
 
 
@@ -193,16 +193,11 @@ class SpeculativeLlama:
 
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
         """Token ids of `text`; `special` reads special tokens' texts as those tokens."""
-        return list(self._pair.weights.llama.tokenize(text, add_bos, special))
+        return prompts.tokenize(self._pair.weights, text, add_bos=add_bos, special=special)
 
     def detokenize(self, tokens: Iterable[int], prev_tokens: object = None, special: bool = False) -> bytes:
         """The bytes of `tokens`, whole however long a token's text is."""
-        tokens = token_ids(tokens)
-        if any(not 0 <= t < self.n_vocab() for t in tokens):
-            raise ConfigError(f"token ids of this model are 0 to {self.n_vocab() - 1}")
-        data = b"".join(self._piece(t) if not special else backend.piece(self._vocab, t, special=True) for t in tokens)
-        starts_text = bool(tokens) and tokens[0] == self.token_bos() and data.startswith(b" ")
-        return data[1:] if starts_text else data
+        return prompts.detokenize(self._pair.weights, tokens, special=special)
 
     @property
     def _vocab(self) -> Any:
@@ -234,15 +229,7 @@ class SpeculativeLlama:
     @property
     def _template(self) -> ChatTemplate:
         if self._template_made is None:
-            llama = self._pair.weights.llama
-            texts = {
-                name: backend.piece(self._vocab, token, special=True).decode("utf-8", "replace") if token >= 0 else ""
-                for name, token in (("bos", llama.token_bos()), ("eos", llama.token_eos()))
-            }
-            if self._chat_format is not None:
-                self._template_made = NamedTemplate(self._chat_format, **texts)
-            else:
-                self._template_made = ChatTemplate(self.metadata, **texts)
+            self._template_made = prompts.template_of(self._pair.weights, self._chat_format)
         return self._template_made
 
     # --- generating ---------------------------------------------------------------------------------------
@@ -307,6 +294,14 @@ class SpeculativeLlama:
 
         return items()
 
+    @overload
+    def create_completion(self, prompt: Prompt, *, stream: Streamed, **o: Unpack[CompletionOptions]) -> Chunks: ...
+    @overload
+    def create_completion(self, prompt: Prompt, *, stream: Whole = False, **o: Unpack[CompletionOptions]) -> Json: ...
+    @overload
+    def create_completion(self, prompt: Prompt, *, stream: bool, **o: Unpack[CompletionOptions]) -> Reply: ...
+    @overload
+    def create_completion(self, prompt: Prompt, suffix: str | None, /, *args: Any, **o: Any) -> Reply: ...
     def create_completion(
         self,
         prompt: str | Sequence[int],
@@ -354,7 +349,7 @@ class SpeculativeLlama:
         params, config = completion_params(self._config, locals())
         if echo and logprobs is not None:
             raise Unsupported("echo with logprobs is not supported", hint="ask for one of the two")
-        tokens = self._prompt_tokens(prompt, suffix)
+        tokens = prompts.prompt_ids(self._pair.weights, prompt, suffix, self.n_ctx())
         text = prompt if isinstance(prompt, str) else self.detokenize(prompt).decode("utf-8", "ignore")
         items = self._items(tokens, params, config, timeout)
         head = Head(f"cmpl-{uuid.uuid4()}", int(time.time()), model or self.model_path)
@@ -365,10 +360,29 @@ class SpeculativeLlama:
         with self._engine.hold(timeout):
             return completion.completion(head, items, echo=echoed, ending=ending, logprobs=writer)
 
+    @overload
+    def __call__(self, prompt: Prompt, *, stream: Streamed, **o: Unpack[CompletionOptions]) -> Chunks: ...
+    @overload
+    def __call__(self, prompt: Prompt, *, stream: Whole = False, **o: Unpack[CompletionOptions]) -> Json: ...
+    @overload
+    def __call__(self, prompt: Prompt, *, stream: bool, **o: Unpack[CompletionOptions]) -> Reply: ...
+    @overload
+    def __call__(self, prompt: Prompt, suffix: str | None, /, *args: Any, **o: Any) -> Reply: ...
     def __call__(self, prompt: str | Sequence[int], *args: Any, **keywords: Any) -> Json | Iterator[Json]:
         """`create_completion`."""
-        return self.create_completion(prompt, *args, **keywords)
+        reply: Reply = self.create_completion(prompt, *args, **keywords)
+        return reply
 
+    @overload
+    def create_chat_completion(self, messages: Messages, *, stream: Streamed, **o: Unpack[ChatOptions]) -> Chunks: ...
+    @overload
+    def create_chat_completion(
+        self, messages: Messages, *, stream: Whole = False, **o: Unpack[ChatOptions]
+    ) -> Json: ...
+    @overload
+    def create_chat_completion(self, messages: Messages, *, stream: bool, **o: Unpack[ChatOptions]) -> Reply: ...
+    @overload
+    def create_chat_completion(self, messages: Messages, functions: object, /, *args: Any, **o: Any) -> Reply: ...
     def create_chat_completion(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -441,23 +455,6 @@ class SpeculativeLlama:
         if isinstance(result, dict):
             return ChatCompletion(**result)
         return (ChatCompletionChunk(**chunk) for chunk in result)
-
-    def _prompt_tokens(self, prompt: str | Sequence[int], suffix: str | None) -> list[int]:
-        if suffix is not None:
-            return self._infill_tokens(prompt, suffix)
-        if not isinstance(prompt, str):
-            return token_ids(prompt)
-        data = prompt.encode("utf-8", "surrogatepass")
-        vocab.check_length(self._vocab, len(data), self.n_ctx())
-        return self.tokenize(data, special=True)
-
-    def _infill_tokens(self, prompt: str | Sequence[int], suffix: str) -> list[int]:
-        """Prefix, suffix, middle: the file's own fill-in-the-middle tokens around the two texts."""
-        marks = backend.fim_tokens(self._vocab)
-        if marks is None:
-            raise Unsupported("this model has no fill-in-the-middle tokens, so suffix cannot be used")
-        prefix = self.tokenize(prompt.encode(), add_bos=False) if isinstance(prompt, str) else token_ids(prompt)
-        return [marks[0], *prefix, marks[1], *self.tokenize(suffix.encode(), add_bos=False), marks[2]]
 
     def cancel(self) -> None:
         """Stop the running generation, from any thread or a signal handler: it raises Cancelled within a round,

@@ -85,7 +85,6 @@ class Model(llm.Model):
         splitter = ReasoningSplitter(open_reasoning(engine.detokenize(start, special=True).decode("utf-8", "replace")))
         last: dict[str, Any] = {}
         for chunk in engine.create_chat_completion(messages, stream=True, **keywords):
-            assert isinstance(chunk, dict)
             last = chunk
             yield from _events(splitter.feed(chunk["choices"][0]["delta"].get("content") or ""))
         yield from _events(splitter.flush())

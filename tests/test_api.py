@@ -406,7 +406,7 @@ def test_undo_and_retry_twenty_times(make: Make, memory: str) -> None:
     wanted = []
     for history in (messages, longer):
         fresh.reset()
-        wanted.append(fresh.create_chat_completion(history, temperature=0.0, max_tokens=20)["choices"])  # type: ignore[index]
+        wanted.append(fresh.create_chat_completion(history, temperature=0.0, max_tokens=20)["choices"])
     for step in range(20):
         for history, choices in zip((messages, longer), wanted, strict=True):
             for n_cached in (0, len(llm.render(history)) - 1):

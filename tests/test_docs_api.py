@@ -5,11 +5,15 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import typing
 from pathlib import Path
+from typing import Any
 
 import api_reference
+import pytest
 
 import specgguf
+from specgguf import calls
 
 PROGRAM = """
 from collections.abc import Iterator
@@ -21,15 +25,22 @@ from specgguf.serve import ServeConfig, Service, listen, run
 
 def answer(llm: SpeculativeLlama, question: str) -> str:
     reply = llm.create_chat_completion([{"role": "user", "content": question}], max_tokens=50, draft="auto")
-    assert isinstance(reply, dict)
     text: str = reply["choices"][0]["message"]["content"]
     return text
 
 
 def stream(llm: SpeculativeLlama, prompt: str) -> Iterator[str]:
     for chunk in llm.create_completion(prompt, stream=True, stop=["\\n"], timeout=1.0):
-        assert isinstance(chunk, dict)
         yield chunk["choices"][0]["text"]
+
+
+def either(llm: SpeculativeLlama, stream: bool) -> dict[str, object] | Iterator[dict[str, object]]:
+    print(llm("x")["choices"], [chunk["choices"] for chunk in llm("x", stream=True)])
+    print(llm.create_completion([1, 2], max_tokens=3, stream=False)["choices"])
+    messages = [{"role": "user", "content": "x"}]
+    print([chunk["from_draft"] for chunk in llm.create_chat_completion(messages, stream=True)])
+    print(llm.create_completion("x", None, 100, 0.7))
+    return llm.create_chat_completion(messages, stream=stream)
 
 
 def tokens(llm: SpeculativeLlama, ids: list[int]) -> list[int]:
@@ -64,6 +75,10 @@ from specgguf import SpeculativeLlama
 llm = SpeculativeLlama("a.gguf", n_ctx="512")
 llm.create_completion("x", temprature=1)
 llm.tokenize("text")
+llm.create_chat_completion([], max_token=5)
+llm("x", stream=True)["choices"]
+next(llm("x"))
+llm("x", temperature="0")
 """
 
 
@@ -112,6 +127,19 @@ def test_sections_become_lists() -> None:
     assert "Raises:\n\n- `ValueError`: never.\n" in entry
 
 
+@pytest.mark.parametrize(
+    ("call", "first", "options"),
+    [
+        (specgguf.SpeculativeLlama.create_completion, "prompt", calls.CompletionOptions),
+        (specgguf.SpeculativeLlama.create_chat_completion, "messages", calls.ChatOptions),
+    ],
+)
+def test_the_types_of_keywords_are_those_of_the_signature(call: Any, first: str, options: Any) -> None:
+    signature = typing.get_type_hints(call)
+    wanted = {name: hint for name, hint in signature.items() if name not in (first, "stream", "return")}
+    assert typing.get_type_hints(options) == wanted
+
+
 def check_types(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
     file = folder / "program.py"
     file.write_text(program)
@@ -128,4 +156,4 @@ def test_a_users_program_type_checks(tmp_path: Path) -> None:
 def test_a_users_mistakes_are_found(tmp_path: Path) -> None:
     done = check_types(WRONG, tmp_path)
     found = [int(line.split(":")[1]) for line in done.stdout.splitlines() if ": error:" in line]
-    assert sorted(set(found)) == [4, 5, 6], done.stdout
+    assert sorted(set(found)) == [4, 5, 6, 7, 8, 9, 10], done.stdout

@@ -26,7 +26,7 @@ rewind weights model vocab pairs
 grammar sampling text rounds lookup drafter verifier
 costs calibration acceptance resting controller generate stats trace engine
 loading
-messages conversation logprobs tool_calls completion requests api
+messages conversation logprobs tool_calls completion requests prompts calls api
 bench verdict results serve_metrics serve_fields serve_requests serve_queue serve_http serve_app serve llm_plugin
 """.split()
 

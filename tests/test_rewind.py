@@ -290,7 +290,7 @@ def test_drafting_is_off_where_nothing_can_be_dropped(
                 assert sum("cannot drop rejected tokens" in line for line in llm.notices) == n_said
                 for _ in range(2):
                     answer = llm.create_chat_completion(ask, temperature=0.0, max_tokens=20)
-                    texts.append(answer["choices"][0]["message"]["content"])  # type: ignore[index]
+                    texts.append(answer["choices"][0]["message"]["content"])
                 assert (llm.stats.draft_n == 0) == bool(n_said)
                 assert ("cannot drop" in llm.last.rest_reason) == bool(n_said)
         return texts
