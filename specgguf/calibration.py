@@ -45,15 +45,21 @@ def _still_true(costs: Costs, target: Model, clock: Callable[[], float]) -> bool
     return 1 / TOLERANCE < measure(target, 1, 1, clock) / costs.verify(1) < TOLERANCE
 
 
+def folder() -> Path:
+    """Where costs are kept (it need not exist)."""
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("specgguf")) / "costs"
+
+
 def _file(target: Model, draft: Model | None, draft_max: int) -> Path:
     """A name that changes with anything that changes the costs."""
     import llama_cpp
-    import platformdirs
 
     sides = [_side(model) for model in (target, draft) if model is not None]
     key = json.dumps([sides, draft_max, llama_cpp.__version__, os.cpu_count()], sort_keys=True, default=str)
     name = hashlib.sha256(key.encode()).hexdigest()[:24]
-    return Path(platformdirs.user_cache_dir("specgguf")) / "costs" / f"{name}.json"
+    return folder() / f"{name}.json"
 
 
 def _side(model: Model) -> list[Any]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import tiny
+
+from specgguf import calibration
 
 NOISE = 0.35  # of a draft's weights: it agrees with its target on six tokens of ten, about
 
@@ -17,6 +20,15 @@ class Pair:
 
     target: Path
     draft: Path
+
+
+@pytest.fixture(scope="session", autouse=True)
+def costs_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Costs measured here are the session's own: they are of models that will be gone, beside other tests' load."""
+    folder = tmp_path_factory.mktemp("costs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(calibration, "folder", lambda: folder)
+        yield folder
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ import pytest
 from conftest import Pair
 from contexts import KEYWORDS
 
-from specgguf import calibration
+from specgguf import SpeculativeLlama, calibration
 from specgguf.calibration import costs_for
 from specgguf.costs import Costs
 from specgguf.model import Model
@@ -31,12 +31,25 @@ class Clock:
         return self.looks * self.factor
 
 
+FOLDER = calibration.folder  # before the session's own takes its place
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     import platformdirs
 
     monkeypatch.setattr(platformdirs, "user_cache_dir", lambda name: str(tmp_path / name))
+    monkeypatch.setattr(calibration, "folder", FOLDER)
     return tmp_path / "specgguf" / "costs"
+
+
+def test_an_engine_of_the_tests_keeps_its_costs_apart(tiny_pair: Pair, costs_folder: Path) -> None:
+    """Not in the user's cache: the models of the tests are gone after them."""
+    before = set(costs_folder.iterdir())
+    with SpeculativeLlama(str(tiny_pair.target), str(tiny_pair.draft), n_ctx=300, n_threads=1) as llm:
+        llm.create_completion([1, 2, 3], max_tokens=4)
+    assert len(set(costs_folder.iterdir()) - before) == 1
+    assert not FOLDER().is_relative_to(costs_folder.parent)
 
 
 @pytest.fixture

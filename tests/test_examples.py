@@ -11,10 +11,18 @@ from pathlib import Path
 
 import openai
 import pytest
+from cli_support import private_home
 from conftest import Pair
 from serve_support import WAIT_S, on_one_core
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes of their own: what they measure of the tiny pair stays out of the user's cache."""
+    for name, value in private_home(tmp_path).items():
+        monkeypatch.setenv(name, value)
 
 
 def command(name: str, *arguments: str) -> list[str]:
