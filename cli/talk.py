@@ -6,6 +6,7 @@ sink, remarks to notes, and the keeper writes every step down.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 
 from specgguf.cli.engine import Loaded, thinking
@@ -15,6 +16,8 @@ from specgguf.cli.notes import Notes
 from specgguf.cli.render import Sink
 from specgguf.cli.settings import Settings
 from specgguf.cli.turn import Answer, Message, ask
+
+from specgguf.errors import ContextFull
 
 # Room kept free for an answer: this many tokens, but at most this share of the context.
 ANSWER_TOKENS = 512
@@ -156,9 +159,10 @@ class Talk:
         n_ctx = self.loaded.engine.n_ctx()
         wanted = self.settings["max_tokens"] or 0
         budget = n_ctx - min(wanted if wanted > 0 else ANSWER_TOKENS, int(n_ctx * ANSWER_SHARE))
-        prompt = self._render(self.window())
-        if len(prompt) <= budget:
-            return prompt
+        with contextlib.suppress(ContextFull):  # so long that it is not even read: turns have to go
+            prompt = self._render(self.window())
+            if len(prompt) <= budget:
+                return prompt
         from specgguf.conversation import fit
 
         before = self.window()

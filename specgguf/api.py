@@ -216,15 +216,14 @@ class SpeculativeLlama:
         """The prompt's token ids of a conversation, by the model's own template, with exactly one BOS.
 
         Raises:
-            ContextFull: the last message alone is so long that no tokens could make it fit.
+            ContextFull: it is so long that no tokens could make it fit.
         """
-        prompt = self._template.render(messages, tools=tools, enable_thinking=enable_thinking)
-        if isinstance(last := messages[-1].get("content"), str):
-            vocab.check_length(self._vocab, len(last.encode()), self.n_ctx())
-        return self._rendered(prompt)
+        return self._rendered(self._template.render(messages, tools=tools, enable_thinking=enable_thinking))
 
     def _rendered(self, prompt: str) -> list[int]:
-        return self.tokenize(prompt.encode(), add_bos=not self._template.has_bos(prompt), special=True)
+        data = prompt.encode()
+        vocab.check_length(self._vocab, len(data), self.n_ctx())
+        return self.tokenize(data, add_bos=not self._template.has_bos(prompt), special=True)
 
     @property
     def _template(self) -> ChatTemplate:
@@ -434,7 +433,6 @@ class SpeculativeLlama:
         params, config = completion_params(self._config, {**locals(), "logprobs": wanted})
         params = replace(params, stop=(*params.stop, *self._template.stop))
         prompt = self._template.render(messages, tools=request.tools, enable_thinking=enable_thinking)
-        vocab.check_length(self._vocab, len(prompt), self.n_ctx())
         tokens = self._rendered(prompt)
         items = self._items(tokens, params, config, timeout)
         head = Head(f"cmpl-{uuid.uuid4()}", int(time.time()), model or self.model_path)

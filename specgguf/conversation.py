@@ -6,6 +6,7 @@ This module knows nothing of token ids: who calls it counts and tokenizes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -183,7 +184,8 @@ def fit(
 
     Args:
         messages: the conversation, ending with the turn to answer.
-        count: the tokens of the prompt for such messages.
+        count: the tokens of the prompt for such messages; it may raise ContextFull instead of counting what no
+            context could hold.
         budget: how many tokens the prompt may take.
         overflow: "drop" does the above; "stop" refuses instead.
 
@@ -196,12 +198,13 @@ def fit(
     if overflow not in ("drop", "stop"):
         raise ConfigError(f"overflow must be drop or stop, not {overflow!r}")
     whole = [dict(m) for m in messages]
-    n_tokens = count(whole)
+    n_tokens = _counted(count, whole)
     if n_tokens <= budget:
         return whole, 0
     if overflow == "stop":
+        size = f"{n_tokens} tokens" if n_tokens < math.inf else "more tokens than could be counted"
         raise ContextFull(
-            f"the conversation takes {n_tokens} tokens and {budget} fit",
+            f"the conversation takes {size} and {budget} fit",
             hint="use --overflow drop, a larger --n-ctx, or /clear",
         )
     head, turns = _turns(whole)
@@ -212,7 +215,7 @@ def fit(
     low, high = 1, max(1, len(turns) - 1)  # the fewest turns to drop that free enough, or all but the last
     while low < high:
         middle = (low + high) // 2
-        if count(without(middle)) <= budget * (1 - FREED):
+        if _counted(count, without(middle)) <= budget * (1 - FREED):
             high = middle
         else:
             low = middle + 1
@@ -224,6 +227,14 @@ def fit(
             hint="shorten it, or use a larger --n-ctx",
         )
     return without(n_dropped), n_dropped
+
+
+def _counted(count: Callable[[list[Message]], int], messages: list[Message]) -> float:
+    """The tokens of `messages`; infinitely many where `count` refuses."""
+    try:
+        return count(messages)
+    except ContextFull:
+        return math.inf
 
 
 def _turns(messages: list[Message]) -> tuple[list[Message], list[list[Message]]]:

@@ -102,6 +102,27 @@ def test_stop_refuses_instead_of_dropping(home: object, engine: SpeculativeLlama
     assert send(talk, "Short.").finish_reason in ("stop", "length")
 
 
+def test_a_message_that_no_context_holds_is_dropped_unread(
+    home: object, engine: SpeculativeLlama, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a conversation over a longer context, say: reading megabytes at each start takes seconds, or minutes."""
+    read: list[int] = []
+    tokenize = SpeculativeLlama.tokenize
+
+    def seen(self: SpeculativeLlama, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
+        read.append(len(text))
+        return tokenize(self, text, add_bos, special)
+
+    monkeypatch.setattr(SpeculativeLlama, "tokenize", seen)
+    talk, err = talk_over(engine)
+    talk.resume([{"role": role, "content": "x" * 1_000_000} for role in ("user", "assistant")])
+    assert send(talk, "And now?").spans
+    assert "context full: the oldest 1 turn was dropped" in err.getvalue()
+    assert max(read) < N_CTX
+    with pytest.raises(ContextFull, match="bytes of prompt do not fit"):
+        send(talk, "x" * 1_000_000)
+
+
 def test_a_question_longer_than_the_context(home: object, engine: SpeculativeLlama) -> None:
     talk, _ = talk_over(engine)
     send(talk, "one")

@@ -200,6 +200,22 @@ def test_what_cannot_fit_says_so() -> None:
         fit(history, words, 30, overflow="never")
 
 
+def test_what_is_too_long_to_be_counted_goes() -> None:
+    """A count that refuses says "too many"; where nothing is left to drop, its own words stand."""
+
+    def refusing(messages: list[dict[str, Any]]) -> int:
+        if words(messages) > 100:
+            raise ContextFull("not counted")
+        return words(messages)
+
+    history = [SYSTEM, *said("a", "x " * 500, "b", "c", "now")]
+    assert fit(history, refusing, 30, overflow="drop") == ([SYSTEM, *history[3:]], 1)
+    with pytest.raises(ContextFull, match="more tokens than could be counted and 30 fit"):
+        fit(history, refusing, 30, overflow="stop")
+    with pytest.raises(ContextFull, match="not counted"):
+        fit([SYSTEM, *said("a", "b", "x " * 500)], refusing, 30, overflow="drop")
+
+
 @settings(derandomize=True, deadline=None, max_examples=200)
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=15), st.booleans(), st.integers(20, 200))
 def test_fit_keeps_an_end_of_the_conversation(sizes: list[int], system: bool, budget: int) -> None:
