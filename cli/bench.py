@@ -102,8 +102,8 @@ def bench(
     """Measure plain decoding, every fixed draft length, and auto; say whether to draft.
 
     \b
-      specgguf bench                          the preset's pair, five kinds of prompts
-      specgguf bench --quick --kind code      a first impression in a minute or so
+      specgguf bench                       the preset's pair, five kinds of text
+      specgguf bench --quick --kind code   a first impression in a minute or so
       specgguf bench -m FILE -d FILE --prompts mine.jsonl --save result.json
     """
     settings = gather(flags)

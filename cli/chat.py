@@ -78,10 +78,10 @@ def chat(
     """Talk to a model. With a QUESTION, or text on stdin, answer it and end.
 
     \b
-      specgguf chat                                  a conversation
-      specgguf chat "What is a mutex?"               one answer
-      git diff | specgguf chat "Review this change"  text on stdin follows the question
-      specgguf chat -m FILE -d FILE --highlight      your own pair; see who wrote what
+      specgguf chat                               a conversation
+      specgguf chat "What is a mutex?"            one answer
+      git diff | specgguf chat "Review this"      stdin follows the question
+      specgguf chat -m FILE -d FILE --highlight   your pair; see who wrote what
     """
     settings = gather(flags)
     settings.sampling()  # out of range: say so at once

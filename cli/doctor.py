@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -137,6 +137,7 @@ def _files(settings: Settings) -> tuple[Path, Path | None, dict[str, Any]]:
         SpecggufError: nothing is here.
     """
     from specgguf import fit, hub, pairs
+    from specgguf.config import DraftConfig
 
     given = {
         k: settings[k]
@@ -148,7 +149,8 @@ def _files(settings: Settings) -> tuple[Path, Path | None, dict[str, Any]]:
     if not settings["model"]:
         preset, _ = fit.named(settings["preset"] or "auto", offline=True)
         paths = [hub.resolve(file, offline=True) for file in preset.files]
-        own = {k: v for k, v in preset.keywords.items() if k != "draft_max"}
+        drafting = {field.name for field in fields(DraftConfig)}  # not the models'
+        own = {k: v for k, v in preset.keywords.items() if k not in drafting}
         return paths[0], paths[1] if len(paths) > 1 else None, {**own, **keywords}
     target = hub.resolve(settings["model"], offline=True)
     ref = settings["draft_model"]

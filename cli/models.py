@@ -60,7 +60,7 @@ def list_(as_json: bool) -> None:
     tables.show([(m.name, human_bytes(m.bytes), m.source) for m in found], right=(1,))
 
 
-@models.command()
+@models.command(short_help="Download models, or a preset's pair.")
 @click.argument("refs", nargs=-1, required=True, metavar="REF...", shell_complete=_complete_pull)
 @click.option("--offline", is_flag=True, help="Only check that it is here.")
 def pull(refs: Sequence[str], offline: bool) -> None:
@@ -97,7 +97,7 @@ def _announce(model: ModelFile, notes: Notes) -> None:
         notes.tell(f"{model.name}: licence {model.licence or 'unknown'}, which is not an open-source one")
 
 
-@models.command()
+@models.command(short_help="Remove models that specgguf brought here.")
 @click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=_complete)
 def rm(names: Sequence[str]) -> None:
     """Remove models that specgguf brought here; what other programs brought is theirs."""
@@ -128,7 +128,7 @@ def _found(name: str) -> Found:
     raise ModelNotFound(f"no model '{name}' is here", hint=hint)
 
 
-@models.command()
+@models.command(short_help="Read models in full and compare their sha256.")
 @click.argument("names", nargs=-1, metavar="[NAME...]", shell_complete=_complete)
 def verify(names: Sequence[str]) -> int:
     """Read models in full and compare with their sha256; without names, all that specgguf brought."""
@@ -157,7 +157,7 @@ def _verdict(model: Found, notes: Notes) -> str:
     return "ok" if right else "damaged: another sha256 than promised"
 
 
-@models.command()
+@models.command(short_help="Find drafts for a target, and say why others do not match.")
 @click.argument("target", shell_complete=_complete)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 def pair(target: str, as_json: bool) -> None:

@@ -34,7 +34,7 @@ def presets(ctx: click.Context) -> None:
         ctx.invoke(list_)
 
 
-@presets.command("list")
+@presets.command("list", short_help="All presets, what each needs, and for which machine.")
 @click.option("--fits", is_flag=True, help="Only those that fit into this machine's free memory.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 def list_(fits: bool = False, as_json: bool = False) -> None:
@@ -97,7 +97,7 @@ def _fits(preset: Preset) -> bool:
     return fit.plan_of(preset, this_machine(), offline=True).fits
 
 
-@presets.command()
+@presets.command(short_help="Print a preset as the complete plan that it is.")
 @click.argument("name", shell_complete=_complete)
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def show(name: str, as_json: bool) -> None:

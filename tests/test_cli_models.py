@@ -271,6 +271,14 @@ def test_doctor_measures_the_pair(run: Run, tiny_chat: Pair) -> None:
     assert ran.code == (1 if report["warnings"] else 0)
 
 
+def test_doctor_measures_a_presets_pair(run: Run, home: Path, tiny_chat: Pair) -> None:
+    """Also what a preset says of drafting, which is no keyword of the models."""
+    saved = run("presets", "save", "mine", "-m", str(tiny_chat.target), "-d", str(tiny_chat.draft), "--draft-max", "3")
+    assert saved.code == 0, saved.err
+    report = json.loads(run("doctor", "-p", "mine", "-t", "1", "--json").out)
+    assert report["pair"]["target"] == tiny_chat.target.name, report["warnings"]
+
+
 def test_doctor_warns_with_the_line_to_type(run: Run, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "unused_gpu", lambda _machine: "CUDA")
     ran = run("doctor", "-t", "999", "--type-k", "q8_0", "--no-flash-attn", "--no-speed")

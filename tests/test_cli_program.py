@@ -11,7 +11,7 @@ import click
 import pytest
 from cli_support import Run, home, run
 from fake_engine import FakeEngine
-from specgguf.cli import exits, main
+from specgguf.cli import exits, main, tables
 
 from specgguf.errors import BackendError, Cancelled, ConfigError, ModelNotFound
 
@@ -41,6 +41,23 @@ def test_help_groups_the_commands(run: Run) -> None:
     assert places == sorted(places)
     for name in main.COMMANDS:
         assert f"\n  {name} " in out
+
+
+@pytest.mark.parametrize("arguments", [[], *([name] for name in main.COMMANDS)], ids=str)
+def test_help_fits_80_columns_and_is_not_cut(run: Run, arguments: list[str]) -> None:
+    """What click cuts ends in dots; what is not to be wrapped may be too long."""
+    for line in run(*arguments, "--help", COLUMNS="80").out.splitlines():
+        assert len(line) <= 80, line
+        assert not line.endswith("...") or line.endswith("]..."), line
+
+
+def test_tables_fold_their_last_column() -> None:
+    rows = [("demo", 1, "small and quick, a first try"), ("other", 22, "x")]
+    whole = ["demo    1  small and quick, a first try", "other  22  x"]
+    assert tables.lines(rows, right=(1,)) == tables.lines(rows, right=(1,), width=60) == whole
+    folded = ["demo    1  small and quick, a", "           first try", "other  22  x"]
+    assert tables.lines(rows, right=(1,), width=33) == folded
+    assert tables.lines(rows, right=(1,), width=20) == whole  # no room: left to the terminal
 
 
 def test_a_command_that_cannot_be_imported_does_not_break_help(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
