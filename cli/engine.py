@@ -176,7 +176,7 @@ def _wait_for(load: Any, what: str, notes: Notes) -> Engine:
     try:
         with terminal.quiet_keyboard():
             while thread.is_alive():
-                notes.wait(f"{what} … {time.monotonic() - start:.1f} s")
+                notes.wait(f"{what} …", f" {time.monotonic() - start:.1f} s")
                 thread.join(TICK_S)
     except KeyboardInterrupt:
         notes.clear()

@@ -143,7 +143,7 @@ def banner(room: Room, *, first_run: bool) -> None:
     n_ctx = loaded.engine.n_ctx()
     width = terminal.width(room.notes.stream)
     say(joined([loaded.model, drafted, f"context {n_ctx:,}, loaded in {loaded.load_s:.1f} s"], width))
-    say("/help lists commands; Alt-Enter: new line; Ctrl-C: stop an answer; Ctrl-D: leave")
+    say("/help: commands; Alt-Enter: new line; Ctrl-C: stop an answer; Ctrl-D: leave")
     if first_run and loaded.draft_model and not room.settings["highlight"]:
         say("/highlight shows which words the draft model wrote")
     room.display.legend_once()

@@ -151,7 +151,7 @@ def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
         if name.startswith(PREFIX) and name not in known and environ[name]:
             near = difflib.get_close_matches(name.removeprefix(PREFIX), names, n=1)
             hint = f"did you mean {names[near[0]]}?" if near else "specgguf config show --all lists them"
-            remarks.append(f"{name} is no variable of this program: {hint}")
+            remarks.append(f"{name} is not read: {hint}")
     return remarks
 
 

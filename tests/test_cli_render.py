@@ -200,6 +200,14 @@ def test_waiting_line_disappears_and_is_not_in_pipes() -> None:
     assert piped.getvalue() == "done\n"
 
 
+def test_a_waiting_line_that_is_cut_keeps_its_seconds() -> None:
+    live = io.StringIO()
+    Notes(TERMINAL, stream=live).wait("loading " + "x" * 100 + " …", " 1.2 s")
+    line = live.getvalue().removeprefix("\r\x1b[2m").removesuffix("\x1b[0m\x1b[K")
+    assert line.endswith("x… 1.2 s")
+    assert len(line) == 79
+
+
 def test_progress_bar_and_line() -> None:
     live, piped = io.StringIO(), io.StringIO()
     for stream, ink in ((live, TERMINAL), (piped, PLAIN)):

@@ -50,7 +50,7 @@ def test_precedence(home: Path) -> None:
 def test_a_misspelt_variable_is_told_and_ignored(run: Run, name: str, hint: str) -> None:
     ran = run("chat", "--quiet", "Hi", **{name: "hush"})
     assert (ran.code, ran.out) == (0, "Hello there.\n")
-    assert ran.err == f"warning: {name} is no variable of this program: {hint}\n"
+    assert ran.err == f"warning: {name} is not read: {hint}\n"
     assert run("chat", "--quiet", "Hi", **{name: "", "SPECGGUF_TOP_K": "7"}).err == ""
     assert run(_SPECGGUF_COMPLETE="bash_complete", COMP_WORDS="specgguf ch", COMP_CWORD="1", **{name: "x"}).err == ""
 
