@@ -12,8 +12,8 @@ from typing import Any
 from . import backend, vocab
 from .conversation import ChatTemplate, NamedTemplate
 from .errors import ConfigError, Unsupported
-from .model import Weights
 from .requests import token_ids
+from .weights import Weights
 
 
 def tokenize(weights: Weights, text: bytes, *, add_bos: bool = True, special: bool = False) -> list[int]:
