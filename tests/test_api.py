@@ -524,7 +524,7 @@ SCHEMA: Json = {
     "type": "object",
     "properties": {
         "city": {"type": "string", "maxLength": 20},
-        "inhabitants": {"type": "integer", "minimum": 0, "maximum": 99999999},
+        "inhabitants": {"type": "integer"},
         "coastal": {"type": "boolean"},
         "tags": {"type": "array", "items": {"enum": ["old", "new", "large", "small"]}, "minItems": 1, "maxItems": 3},
     },
@@ -549,7 +549,6 @@ def test_json_of_a_schema_from_a_real_pair() -> None:
             assert set(found) == set(SCHEMA["required"])
             assert isinstance(found["city"], str)
             assert len(found["city"]) <= 20
-            assert 0 <= found["inhabitants"] <= 99999999
             assert type(found["inhabitants"]) is int
             assert type(found["coastal"]) is bool
             assert 1 <= len(found["tags"]) <= 3
