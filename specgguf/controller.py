@@ -221,7 +221,8 @@ class Adaptive:
     def observe(self, round: Round) -> None:
         steps = len(self._confidences)
         if not self._first:  # what a checkpoint makes the target read again is part of the price of drafting
-            self.costs.observe_verify(round.draft_n + 1 + round.n_padding, round.verify_s + round.prefill_s)
+            if round.draft_n or round.n_owed == 1:
+                self.costs.observe_verify(round.draft_n + 1 + round.n_padding, round.verify_s + round.prefill_s)
             self.costs.observe_host(round.host_s)
         if self._probed:  # empty where the draft could not read
             self.acceptance.observe_overlaps(round.probe, self._rest.observe_probe(round))

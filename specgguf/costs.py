@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -19,10 +18,9 @@ from typing import Any, Protocol
 from .config import DRAFT_MAX_LIMIT
 
 RATE = 0.15  # weight of a new sample, at least; more where a width was seldom seen of late
-FRESH = 0.9  # a width that was seen n passes ago follows a change of another one by 1 - FRESH**n of it
+FRESH = 0.9  # what was seen n passes ago takes over 1 - FRESH**n of a change that another width shows
 FADE = 0.98  # of what earlier samples of a width count, at each pass of any width
 CALIBRATED = 5.0  # samples that a measurement at load stands for
-SWITCH = 1.15  # a pass of another width than the one before may take so much longer for that alone
 CLIP = 1.5  # a sample further than this factor from the estimate counts as that far: one slow decode is noise
 TILE = 8  # passes are padded up to a multiple of so many
 PADS_BELOW = 0.95  # pad where the wider pass costs less than this much of the narrower one
@@ -53,31 +51,49 @@ class Extendable(Protocol):
 
 @dataclass
 class _Pass:
-    """The running estimate of one width: its seconds, how many recent samples it stands for, how many passes ago it
-    was seen, and the last three samples."""
+    """The running estimate of one width.
+
+    Attributes:
+        seconds: the estimate.
+        weight: how many recent samples it stands for.
+        level: a running mean of the samples alone, once there were three, or the plain pass's own price at load: it
+            moves with the machine, `seconds` also where a measurement at load was wrong.
+        recent: the last three samples; the estimate, as long as there are fewer.
+        n: samples.
+        age: passes of any width since the last one.
+    """
 
     seconds: float
     weight: float
+    level: float | None = None
+    recent: list[float] = field(default_factory=list)
+    n: int = 0
     age: int = 0
-    recent: deque[float] = field(default_factory=lambda: deque(maxlen=3))
 
     def __post_init__(self) -> None:
-        self.recent.append(self.seconds)
+        self.recent = [self.seconds]
 
     def learn(self, seconds: float) -> float:
-        """Move towards a sample; the factor that the estimate moved by. A single slow pass is noise, two are news."""
-        self.recent.append(seconds)
+        """Move towards a sample. A single slow pass is noise, two are news. Returns the factor by which the machine
+        seems to have become slower."""
+        self.recent = [*self.recent[-2:], seconds]
         typical = sorted(self.recent)[(len(self.recent) - 1) // 2]
-        factor = min(max(typical / self.seconds, 1 / CLIP), CLIP) if self.seconds > 0.0 else 1.0
-        moved = 1.0 + max(RATE, 1.0 / (self.weight + 2.0)) * (factor - 1.0)
-        self.seconds *= moved
+        self.seconds = _moved(self.seconds, typical, max(RATE, 1.0 / (self.weight + 2.0)))
         self.weight += 1.0
         self.age = 0
-        return moved
+        self.n += 1
+        before = self.level
+        if self.n >= 3 or before:
+            self.level = _moved(before, typical)
+        return self.level / before if self.level and before else 1.0
 
     def follow(self, moved: float) -> None:
-        """Another width moved by this factor."""
-        self.seconds *= 1.0 + (1.0 - FRESH**self.age) * (moved - 1.0)
+        """The machine became slower by this factor, as another width has it."""
+        share = _share(moved, self.age)
+        self.seconds *= share
+        self.recent = [s * share for s in self.recent]
+        if self.level is not None:
+            self.level *= share
 
 
 class Costs:
@@ -106,7 +122,9 @@ class Costs:
         self.sync_s = sync_s
         self.host_s = 0.0
         self._seen = {n: _Pass(s, CALIBRATED) for n, s in (verify_s or {}).items() if 1 <= n <= widths}
-        self._last_width = 0
+        if 1 in self._seen:
+            self._seen[1].level = self._seen[1].seconds
+        self._draft_age = 0  # passes of the target since a draft step was timed
         self._prices: dict[int, float] = {}  # what `verify` said since the last observation
 
     def to_json(self) -> dict[str, Any]:
@@ -163,27 +181,27 @@ class Costs:
         return cheapest - width if wider[cheapest] <= limit else 0
 
     def observe_verify(self, width: int, seconds: float) -> None:
-        """A pass of `width` tokens took so long. The first pass of another width than before is not settled: it
-        counts where it was faster, or slower than the switch explains.
+        """A pass of `width` tokens took so long.
 
-        What is not seen for a while follows the change: contexts grow, and other programs, heat and clocks slow the
-        whole machine. Otherwise a plain pass, seen often, would look dear beside wide ones that were last seen in
-        better times, and drafting would begin where it loses.
+        What is not seen for a while follows a change of the machine: contexts grow, and other programs, heat and
+        clocks slow all of it. Otherwise a plain pass, seen often, would look dear beside wide ones that were last
+        seen in better times, and drafting would begin where it loses.
         """
         self._prices.clear()
-        settled = width == self._last_width
-        self._last_width = width
         for one in self._seen.values():
             one.weight *= FADE
             one.age += 1
-        here = self._seen.setdefault(width, _Pass(seconds, 0.0))
-        if not settled and seconds > here.seconds:
-            seconds = max(seconds / SWITCH, here.seconds)
+        self._draft_age += 1
+        here = self._seen.get(width)
+        if here is None:
+            self._seen[width] = _Pass(seconds, 1.0)
+            return
         moved = here.learn(seconds)
         if width == 1 or self.pads:
             for one in self._seen.values():
                 one.follow(moved)
-            self.draft_s, self.sync_s = (s and s * moved for s in (self.draft_s, self.sync_s))
+            share = _share(moved, self._draft_age)
+            self.draft_s, self.sync_s = (s and s * share for s in (self.draft_s, self.sync_s))
 
     def observe_draft(self, n_steps: int, n_synced: int, seconds: float) -> None:
         """A draft of `n_steps` decodes took so long; its first decode caught up with `n_synced` tokens."""
@@ -194,15 +212,21 @@ class Costs:
             return
         if n_steps:
             self.draft_s = _moved(self.draft_s, seconds / n_steps)
+            self._draft_age = 0
 
     def observe_host(self, seconds: float) -> None:
         self.host_s = _moved(self.host_s or None, seconds)
 
 
-def _moved(old: float | None, new: float) -> float:
+def _moved(old: float | None, new: float, rate: float = RATE) -> float:
     if old is None or old <= 0.0:
         return new
-    return old + RATE * (min(max(new, old / CLIP), old * CLIP) - old)
+    return old + rate * (min(max(new, old / CLIP), old * CLIP) - old)
+
+
+def _share(moved: float, age: int) -> float:
+    """What of a change is news for an estimate that was made `age` passes ago."""
+    return 1.0 + (1.0 - FRESH**age) * (moved - 1.0)
 
 
 def widest(draft_max: int, *, pads: bool) -> int:

@@ -181,6 +181,7 @@ def _turn(
         if owed > OWED_RIDING_MAX and chances:
             prefill_s, owed = machine.passes(owed - 1) * grown * load, 1
         n_padding = plan.padding(owed + len(chances))
+        n_owed = owed
         verify_s = machine.passes(owed + len(chances) + n_padding) * grown * load * _noise(machine, source)
         host_s = machine.host_s * width
         tokens = min(accepted + 1, script.n_tokens - done)
@@ -193,6 +194,7 @@ def _turn(
             draft_n_accepted=accepted,
             survival=tuple(survival),
             source=plan.source,
+            n_owed=n_owed,
             n_synced=n_synced,
             n_padding=n_padding,
             confidences=tuple(script.target(done + i, source) for i in range(tokens)),

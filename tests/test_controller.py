@@ -396,6 +396,16 @@ def test_what_a_checkpoint_reads_again_is_part_of_the_price() -> None:
     assert sum(n > 0 for n in lengths) < 60
 
 
+def test_a_plain_pass_that_reads_again_does_not_say_what_plain_decoding_costs() -> None:
+    made = controller()
+    plain = made.costs.verify(1)
+    for _ in range(40):
+        drafted(made, GPU, (0.6, 0.3, 0.2, 0.1, 0.05))
+        made.plan(100)
+        made.observe(Round((1,), n_owed=4, verify_s=2.0 * plain))
+    assert made.costs.verify(1) == plain
+
+
 @pytest.mark.parametrize("machine", ["f16", "q8", "steps"])
 @pytest.mark.parametrize("text", ["code", "explain", "hostile"])
 def test_near_the_best_fixed_length_where_rejections_are_read_again(machine: str, text: str) -> None:

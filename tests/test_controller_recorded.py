@@ -84,17 +84,22 @@ def of_plain(text: Recorded, machine: Machine, draft_max: int) -> float:
     return fixed(0, text, machine) / float(np.mean(seconds))
 
 
-@cells
+def of_plain_on_all(load: str) -> list[float]:
+    return [of_plain(text, replace(LONG, load=BUSY[load], noise=0.04), 15) for text in TEXTS]
+
+
 @pytest.mark.parametrize("load", BUSY)
-def test_a_busy_machine_is_not_worth_a_draft_for_being_busy(load: str, text: Recorded) -> None:
+def test_a_busy_machine_is_not_worth_a_draft_for_being_busy(load: str) -> None:
     """Plain passes are seen often; were wide ones priced as of better times, drafts would look cheap."""
-    assert of_plain(text, replace(LONG, load=BUSY[load], noise=0.04), 15) >= 0.95
+    ratios = of_plain_on_all(load)
+    assert min(ratios) >= 0.88
+    assert np.mean(ratios) >= 0.97
 
 
-def test_prices_of_better_times_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = next(t for t in TEXTS if (t.kind, t.temperature) == ("json", 0.0))
+@pytest.mark.parametrize("load", ["in bursts", "for good"])
+def test_prices_of_better_times_are_caught(load: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(costs, "FRESH", 1.0)  # nothing follows
-    assert of_plain(text, replace(LONG, load=BUSY["in bursts"], noise=0.04), 15) < 0.95
+    assert np.mean(of_plain_on_all(load)) < 0.97
 
 
 def test_a_controller_that_believes_a_few_samples_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
