@@ -75,11 +75,11 @@ def stats(room: Room, words: str) -> None:
 
 def undo(room: Room, _words: str) -> None:
     """/undo"""
-    question = room.talk.undo()
+    question = room.keeper.take_back(room.talk.messages, room.talk.undo())
     if not question:
         room.notes.tell("there is nothing to take back")
         return
-    room.keeper.changed(room.talk.messages)
+    room.talk.undone = question
     room.notes.tell(f"took back: {room.short(question)} (/edit changes it, ↑ brings it back)")
 
 
@@ -93,7 +93,7 @@ def retry(room: Room, _words: str) -> str | None:
 
 
 def edit(room: Room, _words: str) -> str | None:
-    """/edit"""
+    """/edit: what comes out of the editor takes the place of a question that got no answer."""
     import click
 
     start = room.talk.unanswered or room.talk.undone
@@ -102,6 +102,8 @@ def edit(room: Room, _words: str) -> str | None:
         room.notes.tell("nothing to send")
         return None
     room.notes.raw(f"{text.rstrip()}\n")
+    if room.talk.lost:
+        room.keeper.take_back(room.talk.messages, room.talk.undo())
     return text.strip()
 
 

@@ -1,4 +1,4 @@
-"""Keeps the open conversation on disk, step by step: asked, answered, changed.
+"""Keeps the open conversation on disk, step by step: asked, answered, changed, taken back.
 
 A disk that refuses is told once; the conversation goes on.
 """
@@ -27,11 +27,17 @@ class Keeper:
         self._slot = slot
         self._lock: Lock | None = None
         self._about: dict[str, Any] = {}
+        self._stopped = False  # the user stopped the pending question himself: it is no lost work
 
     @property
     def name(self) -> str:
         """The conversation's name, or an empty string while nothing was written."""
         return self.session.name if self.session else ""
+
+    @property
+    def aside(self) -> Sequence[str]:
+        """The questions before the last one that are kept without an answer; none where nothing is kept."""
+        return self.session.aside if self.session is not None and self._enabled else ()
 
     def describe(self, *, model: str, draft_model: str, settings: dict[str, Any]) -> None:
         """What is written beside the messages from now on."""
@@ -41,10 +47,10 @@ class Keeper:
         """Go on with a saved conversation. Raises Busy when it is open elsewhere."""
         lock = Lock(session.name) if self._enabled else None
         self.close()
-        self.session, self._lock = session, lock
+        self.session, self._lock, self._stopped = session, lock, False
 
     def asked(self, messages: Sequence[Message], question: str) -> None:
-        """A question was asked; `messages` do not hold it yet. One that got no answer before it is set aside."""
+        """A question was asked; `messages` do not hold it yet. One that was lost before it is set aside."""
         if not self._enabled:
             return
         if self.session is None:
@@ -56,14 +62,14 @@ class Keeper:
                     self._notes.warn(f"this conversation is not saved: {error}")
                 return
         assert self.session is not None
-        left = self.session.pending
-        if left not in ("", question, *self.session.aside):
-            self.session.aside.append(left)
-        self.session.pending = question
+        kept = dict.fromkeys([*self.session.aside, self._lost])  # each once
+        self.session.aside = [left for left in kept if left not in ("", question)]
+        self.session.pending, self._stopped = question, False
         self._write(messages)
 
     def answered(self, messages: Sequence[Message], answer: Answer) -> None:
         """The answer is over; `messages` hold the turn, if it gave any text. Without any its question is kept."""
+        self._stopped = self._stopped or answer.interrupted
         if self.session is not None and (answer.spans or answer.finish_reason):
             self.session.pending = ""
             self.session.turns.append(
@@ -75,6 +81,25 @@ class Keeper:
                 }
             )
         self._write(messages)
+
+    def take_back(self, messages: Sequence[Message], question: str) -> str:
+        """`question` was taken back and is not among `messages`. Without one, the latest lost one goes.
+
+        Returns the question that went, or an empty string where there was none.
+        """
+        if self.session is None:
+            return question
+        went = question or self._lost or (self.session.aside or [""])[-1]
+        if went:
+            self.session.pending = "" if self._lost == went else self._lost
+            self.session.aside = [left for left in self.session.aside if left != went]
+            self.changed(messages)
+        return went
+
+    @property
+    def _lost(self) -> str:
+        """The last question, if it got no answer though the user did not stop it, or an empty string."""
+        return "" if self.session is None or self._stopped else self.session.pending
 
     def changed(self, messages: Sequence[Message]) -> None:
         """The messages were changed by hand: undo, a system prompt."""

@@ -49,6 +49,11 @@ class Talk:
     _read: list[int] = field(default_factory=list)  # the prompt before this one
 
     @property
+    def lost(self) -> str:
+        """`unanswered`, unless the user stopped it himself: then it is taken back already."""
+        return "" if self.last is not None and self.last.interrupted else self.unanswered
+
+    @property
     def n_turns(self) -> int:
         """Questions that have been asked."""
         return sum(1 for message in self.messages if message["role"] == "user")
@@ -87,7 +92,10 @@ class Talk:
         self.n_hidden, self.last, self.undone, self.unanswered = 0, None, "", unanswered
 
     def undo(self) -> str:
-        """Take the last turn back; returns its question, or an empty string where there is none."""
+        """Take the last question back, with its answer if it got one; returns it, or "" where there is none."""
+        if self.lost:
+            self.undone, self.unanswered = self.unanswered, ""
+            return self.undone
         at = max((i for i, m in enumerate(self.messages) if m["role"] == "user"), default=-1)
         if at < 0:
             return ""

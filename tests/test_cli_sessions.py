@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-from cli_support import Run, converse, home, run
+from cli_support import Ran, Run, converse, home, run
 from fake_engine import FakeEngine, pieces
 from specgguf.cli import exits, sessions
 from specgguf.cli.sessions import Session
 
-from specgguf.errors import Busy, ConfigError, ModelNotFound, SpecggufError
+from specgguf.errors import BackendError, Busy, Cancelled, ConfigError, ModelNotFound, SpecggufError
 
 __all__ = ["converse", "home", "run"]  # fixtures
 
@@ -190,7 +190,22 @@ def test_a_question_that_is_asked_again_is_not_set_aside(run: Run) -> None:
     assert (sessions.load("one").pending, sessions.load("one").aside) == ("", [])
 
 
-@pytest.mark.parametrize("lines", [["/system Be brief."], ["/save two"], ["long " * 2000], ["/undo"]], ids=str)
+def test_a_question_that_is_answered_at_last_is_set_aside_no_longer(run: Run) -> None:
+    unanswered("Two?")
+    run("chat", "-C", "Three?")
+    assert sessions.load("one").aside == ["Two?"]
+    run("chat", "-C", "Two?", fake=FakeEngine([BackendError("no slot")]))
+    assert (sessions.load("one").pending, sessions.load("one").aside) == ("Two?", [])
+    assert run("sessions", "show", "one").out.count("Two?") == 1
+    run("chat", "-C", "Two?")
+    assert (sessions.load("one").pending, sessions.load("one").aside) == ("", [])
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [["/system Be brief."], ["/save two"], ["long " * 2000], ["long " * 2000, "/undo"]],
+    ids=["system", "save", "long", "undone"],
+)
 def test_a_question_without_an_answer_outlives_what_answers_nothing(converse: Run, lines: list[str]) -> None:
     unanswered()
     converse(*lines, flags=["-C"])
@@ -206,6 +221,67 @@ def test_a_conversation_sets_aside_too(converse: Run) -> None:
     converse("/retry", flags=["-C"], fake=fake)
     assert fake.asked[0][-1]["content"] == "And 2 + 2?"
     assert (sessions.load("one").pending, sessions.load("one").aside) == ("", [])
+
+
+@pytest.mark.parametrize(
+    ("error", "line", "aside"),
+    [
+        (Cancelled("stopped"), "Three?", []),
+        (Cancelled("stopped"), "/edit", []),
+        (BackendError("no slot"), "Three?", ["Two?"]),
+        (BackendError("no slot"), "/edit", []),
+    ],
+    ids=["stopped", "stopped, edited", "failed", "failed, edited"],
+)
+def test_what_the_user_took_back_himself_is_not_set_aside(
+    converse: Run, monkeypatch: pytest.MonkeyPatch, error: Exception, line: str, aside: list[str]
+) -> None:
+    monkeypatch.setattr("click.edit", lambda *_, **__: "Three?")
+    stored()
+    fake = FakeEngine([error, pieces("3.")])
+    converse("Two?", line, flags=["-C"], fake=fake)
+    assert [messages[-1]["content"] for messages in fake.asked] == ["Two?", "Three?"]
+    assert (sessions.load("one").pending, sessions.load("one").aside) == ("", aside)
+
+
+def test_a_stopped_question_can_be_asked_again_at_the_next_start(converse: Run) -> None:
+    stored()
+    converse("Two?", flags=["-C"], fake=FakeEngine([Cancelled("stopped")]))
+    fake = FakeEngine()
+    converse("/retry", flags=["-C"], fake=fake)
+    assert fake.asked[0][-1]["content"] == "Two?"
+
+
+def taken_back(ran: Ran) -> list[str]:
+    """The questions that the program says it took back."""
+    lines = [line for line in ran.err.splitlines() if line.startswith("took back: ")]
+    return [line.removeprefix("took back: ").partition(" (/edit")[0] for line in lines]
+
+
+def test_undo_takes_back_what_got_no_answer_too(converse: Run) -> None:
+    session = unanswered("Two?")
+    session.aside = ["Zero?"]
+    sessions.save(session)
+    ran = converse(*["/undo"] * 4, flags=["-C"])
+    assert taken_back(ran) == ["Two?", "What is 1 + 1?", "Zero?"]
+    assert "there is nothing to take back" in ran.err
+    left = sessions.load("one")
+    assert (left.messages, left.pending, left.aside) == ([], "", [])
+
+
+def test_a_stopped_question_is_taken_back_already(converse: Run) -> None:
+    stored()
+    ran = converse("Two?", "/undo", "/undo", flags=["-C"], fake=FakeEngine([Cancelled("stopped")]))
+    assert taken_back(ran) == ["What is 1 + 1?"]
+    assert sessions.load("one").pending == ""
+
+
+def test_clear_leaves_a_question_without_an_answer_behind(converse: Run) -> None:
+    unanswered()
+    converse("/clear", "Three?", flags=["-C"])
+    (fresh,) = set(sessions.names()) - {"one"}
+    assert (sessions.load(fresh).pending, sessions.load(fresh).aside) == ("", [])
+    assert sessions.load("one").pending == "And 2 + 2?"
 
 
 def test_a_full_disk_is_told_once_and_the_talk_goes_on(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
