@@ -41,12 +41,14 @@ def _read_stdin() -> str:
 
 def run(room: Room, question: str) -> int:
     """Answer `question`; returns the exit code."""
-    left = room.talk.unanswered
-    if left and left != question:
-        shown = f"specgguf sessions show '{room.keeper.name}'"
-        room.notes.say(f"the last question has no answer and is set aside ({shown}): {room.short(left)}")
+    left = room.talk.lost
     room.describe()
     room.display.legend_once()
-    answer = room.talk.send(question, room.display.sink())
-    room.display.after(answer, room.talk.loaded.engine)
+    try:
+        answer = room.talk.send(question, room.display.sink())
+        room.display.after(answer, room.talk.loaded.engine)
+    finally:
+        if left in room.keeper.aside:
+            shown = f"specgguf sessions show '{room.keeper.name}'"
+            room.notes.say(f"the question before this one got no answer and is set aside ({shown}): {room.short(left)}")
     return exits.INTERRUPTED if answer.interrupted else exits.OK

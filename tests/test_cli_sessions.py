@@ -175,7 +175,8 @@ def test_a_question_without_an_answer_is_set_aside_by_the_next(run: Run) -> None
     unanswered("And\n2 + 2?")
     ran = run("chat", "-C", "And 1 + 2?")
     assert (ran.code, ran.out) == (0, "Hello there.\n")
-    assert "the last question has no answer and is set aside (specgguf sessions show 'one'): And 2 + 2?\n" in ran.err
+    said = "the question before this one got no answer and is set aside (specgguf sessions show 'one'): And 2 + 2?\n"
+    assert ran.err.endswith(said)
     session = sessions.load("one")
     assert (session.pending, session.aside) == ("", ["And\n2 + 2?"])
     assert "And\n2 + 2?" not in [m["content"] for m in session.messages]
@@ -284,11 +285,28 @@ def test_clear_leaves_a_question_without_an_answer_behind(converse: Run) -> None
     assert sessions.load("one").pending == "And 2 + 2?"
 
 
+@pytest.mark.parametrize("arguments", [["--no-save", "x"], ["long " * 2000]], ids=["unsaved", "too long"])
+def test_nothing_is_said_to_be_set_aside_that_is_not(run: Run, arguments: list[str]) -> None:
+    unanswered()
+    assert "set aside" not in run("chat", "-C", *arguments).err
+    assert (sessions.load("one").pending, sessions.load("one").aside) == ("And 2 + 2?", [])
+
+
+def test_a_question_is_set_aside_by_one_that_fails(run: Run) -> None:
+    unanswered()
+    ran = run("chat", "-C", "Three?", fake=FakeEngine([BackendError("no slot")]))
+    assert ran.err.index("set aside") < ran.err.index("error: no slot")
+    assert (sessions.load("one").pending, sessions.load("one").aside) == ("Three?", ["And 2 + 2?"])
+
+
 def test_a_full_disk_is_told_once_and_the_talk_goes_on(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_session: Session) -> None:
         raise OSError(28, "No space left on device")
 
+    unanswered()
     monkeypatch.setattr(sessions, "save", full)
-    ran = run("chat", "x")
-    assert ran.out == "Hello there.\n"
-    assert ran.err.count("is not saved: No space left") == 1
+    for flags in ([], ["-C"]):
+        ran = run("chat", *flags, "x")
+        assert ran.out == "Hello there.\n"
+        assert ran.err.count("is not saved: No space left") == 1
+        assert "set aside" not in ran.err
