@@ -7,6 +7,7 @@ Reads config.toml and the environment once; a value always carries its origin. K
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ BY = "by "  # begins the origin of what a slash command set
 PREFIX = "SPECGGUF_"
 # Variables that are read elsewhere: here and in `exits`, by `serve`, by the project's own tests.
 READ_ELSEWHERE = tuple(PREFIX + name for name in "CONFIG DEBUG HOST PORT API_KEY TEST_THREADS".split())
+# What Kubernetes tells every container about a service that is named specgguf or specgguf-something.
+_SERVICE = re.compile(r"_SERVICE_(HOST|PORT)|_PORT_\d")
 
 
 @dataclass(frozen=True)
@@ -148,9 +151,9 @@ def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
     names = {name.removeprefix(PREFIX): name for name in known} | {s.name.upper(): s.env for s in SETTINGS}
     remarks = []
     for name in sorted(environ):
-        if name.startswith(PREFIX) and name not in known and environ[name]:
+        if name.startswith(PREFIX) and environ[name] and name not in known and not _SERVICE.search(name):
             near = difflib.get_close_matches(name.removeprefix(PREFIX), names, n=1)
-            hint = f"did you mean {names[near[0]]}?" if near else "specgguf config show --all lists them"
+            hint = f"did you mean {names[near[0]]}?" if near else "specgguf config show --all lists those of settings"
             remarks.append(f"{name} is not read: {hint}")
     return remarks
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,7 @@ def test_precedence(home: Path) -> None:
         ("SPECGGUF_DRAFT_MX", "did you mean SPECGGUF_DRAFT_MAX?"),
         ("SPECGGUF_TEMPERATURE", "did you mean SPECGGUF_TEMP?"),
         ("SPECGGUF_API_KEYS", "did you mean SPECGGUF_API_KEY?"),
-        ("SPECGGUF_XYZZY", "specgguf config show --all lists them"),
+        ("SPECGGUF_XYZZY", "specgguf config show --all lists those of settings"),
     ],
 )
 def test_a_misspelt_variable_is_told_and_ignored(run: Run, name: str, hint: str) -> None:
@@ -55,14 +56,30 @@ def test_a_misspelt_variable_is_told_and_ignored(run: Run, name: str, hint: str)
     assert run(_SPECGGUF_COMPLETE="bash_complete", COMP_WORDS="specgguf ch", COMP_CWORD="1", **{name: "x"}).err == ""
 
 
+def test_what_kubernetes_tells_of_a_service_is_no_misspelling() -> None:
+    ends = "SERVICE_HOST SERVICE_PORT SERVICE_PORT_HTTP PORT_80_TCP PORT_80_TCP_PROTO PORT_80_TCP_PORT PORT_80_TCP_ADDR"
+    names = [f"SPECGGUF_{more}{end}" for more in ("", "GPU_") for end in ends.split()]
+    assert unknown_variables(dict.fromkeys(names, "x")) == []
+
+
+def texts(folder: Path) -> Iterator[str]:
+    """The project's texts below `folder`, without what tools keep in hidden folders."""
+    for path in folder.iterdir():
+        if path.name.startswith(".") or path == Path(__file__).resolve():
+            continue
+        if path.is_dir():
+            yield from texts(path)
+        elif path.is_file() and path.suffix in ("", ".py", ".sh", ".md") and b"\0" not in path.read_bytes():
+            yield path.read_text(encoding="utf-8")
+
+
 def test_every_variable_that_the_project_reads_is_known() -> None:
     root = Path(__file__).resolve().parent.parent
-    files = [f for sub in ("specgguf", "cli", "scripts", "examples", "docs", "tests") for f in (root / sub).rglob("*")]
     found = {
         name
-        for file in files
-        if file.is_file() and file.suffix in ("", ".py", ".sh", ".md") and file != Path(__file__).resolve()
-        for name in re.findall(r"\bSPECGGUF_[A-Z0-9_]*[A-Z0-9]", file.read_text(encoding="utf-8"))
+        for folder in ("specgguf", "cli", "scripts", "examples", "docs", "tests")
+        for text in texts(root / folder)
+        for name in re.findall(r"\bSPECGGUF_[A-Z0-9_]*[A-Z0-9]", text)
     }
     assert found >= set(READ_ELSEWHERE)
     assert unknown_variables(dict.fromkeys(found, "x")) == []
