@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli_support import Run, converse, home, run
 from fake_engine import FakeEngine, loaded, pieces
 from specgguf.cli import commands, engine, pairing, sessions
 
-from specgguf.errors import BackendError, ModelNotFound
+from specgguf.errors import BackendError, ContextFull, ModelNotFound
 
 __all__ = ["converse", "home", "run"]  # fixtures
 
@@ -213,6 +215,27 @@ def test_context(converse: Run) -> None:
     assert "of 1,000 tokens" in ran.err
     assert "system prompt  " in ran.err
     assert "1 turn sent with the next message" in ran.err
+
+
+class Refusing(FakeEngine):
+    """Does not read what no context could hold, as the real one."""
+
+    def render(
+        self, messages: Sequence[dict[str, Any]], *, tools: Any = None, enable_thinking: bool | None = None
+    ) -> list[int]:
+        ids = super().render(messages, tools=tools, enable_thinking=enable_thinking)
+        if len(ids) > 2 * self.n_ctx():
+            raise ContextFull("too long to be read", hint="shorten it")
+        return ids
+
+
+def test_context_of_what_is_too_long_to_be_counted(converse: Run) -> None:
+    messages = [{"role": role, "content": "x " * 3000} for role in ("user", "assistant")]
+    sessions.save(sessions.Session("long", messages=messages))
+    ran = converse("/context", "/system " + "y " * 3000, "/context", fake=Refusing(), flags=["-C"])
+    assert "error" not in ran.err
+    assert "more than the 1,000 tokens that fit\n1 turn sent with the next message, as far as they fit\n" in ran.err
+    assert "more than the 1,000 tokens that fit\nsystem prompt  more than fits\n" in ran.err
 
 
 def test_model(converse: Run, monkeypatch: pytest.MonkeyPatch) -> None:
