@@ -201,13 +201,13 @@ def fit(
     n_tokens = _counted(count, whole)
     if n_tokens <= budget:
         return whole, 0
-    if overflow == "stop":
+    head, turns = _turns(whole)
+    if overflow == "stop" and len(turns) > 1:  # one turn alone is too long either way: said below
         size = f"{n_tokens} tokens" if n_tokens < math.inf else "more tokens than could be counted"
         raise ContextFull(
             f"the conversation takes {size} and {budget} fit",
             hint="use --overflow drop, a larger --n-ctx, or /clear",
         )
-    head, turns = _turns(whole)
 
     def without(n: int) -> list[Message]:
         return head + [m for turn in turns[n:] for m in turn]

@@ -200,6 +200,14 @@ def test_what_cannot_fit_says_so() -> None:
         fit(history, words, 30, overflow="never")
 
 
+@pytest.mark.parametrize("head", [[], [SYSTEM]], ids=["bare", "system"])
+def test_one_turn_that_cannot_fit_is_not_told_to_drop_turns(head: list[dict[str, Any]]) -> None:
+    for overflow in ("stop", "drop"):
+        with pytest.raises(ContextFull, match="the last message alone takes") as caught:
+            fit([*head, *said("x " * 50)], words, 30, overflow=overflow)
+        assert caught.value.hint == "shorten it, or use a larger --n-ctx"
+
+
 def test_what_is_too_long_to_be_counted_goes() -> None:
     """A count that refuses says "too many"; where nothing is left to drop, its own words stand."""
 
