@@ -7,7 +7,6 @@ asked as if it had been typed. What it says goes to stderr.
 from __future__ import annotations
 
 import difflib
-import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -109,7 +108,7 @@ def _row(room: Room, left: str, right: str) -> None:
     """One row of the help, its right side wrapped where the terminal is narrow."""
     start = max(len(_usage(command)) for command in COMMANDS) + 4
     columns = terminal.width(room.notes.stream) - start - 1
-    first, *more = textwrap.wrap(right, max(columns, 24))
+    first, *more = terminal.rows(right, max(columns, 24))
     room.notes.tell(f"  {left:<{start - 2}}{room.notes.ink.dim(first)}")
     for row in more:
         room.notes.tell(" " * start + room.notes.ink.dim(row))

@@ -41,10 +41,10 @@ class Notes:
         if hint:
             self.raw(self.ink.dim(f"  hint: {hint}") + "\n")
 
-    def wait(self, text: str, seen: str = "") -> None:
-        """Show what is being waited for, in place, until something else is written; `seen` is never cut."""
+    def wait(self, text: str, tail: str = "") -> None:
+        """Show what is being waited for, in place, until something else is written; `tail` is never cut."""
         if self.ink.live and not self.quiet:
-            line = terminal.one_line(text, terminal.width(self.stream) - 1 - len(seen)) + seen
+            line = terminal.one_line(text, terminal.width(self.stream) - 1 - len(tail)) + tail
             self.stream.write(f"\r{self.ink.dim(line)}\x1b[K")
             self.stream.flush()
             self._transient = True

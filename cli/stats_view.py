@@ -5,9 +5,9 @@ Says only what was measured. A speed-up over plain decoding is not claimed here:
 
 from __future__ import annotations
 
-import textwrap
 from typing import TYPE_CHECKING
 
+from specgguf.cli import terminal
 from specgguf.cli.terminal import Ink
 
 if TYPE_CHECKING:
@@ -101,8 +101,8 @@ def page(last: Stats, total: Stats, n_ctx: int, ink: Ink, width: int | None = No
 
 def _row(label: str, text: str, room: int) -> list[str]:
     """A labelled row, on as many lines as it needs: broken between words, and indented to its text."""
-    first, others = f"{label:<{LABEL}}", " " * LABEL
-    return textwrap.wrap(text, room, initial_indent=first, subsequent_indent=others, break_long_words=False)
+    first, *others = terminal.rows(text, room - LABEL)
+    return [f"{label:<{LABEL}}{first}", *(" " * LABEL + row for row in others)]
 
 
 def _speed(stats: Stats) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import textwrap
 from collections.abc import Sequence
 
 import click
@@ -39,13 +38,9 @@ def lines(
             for i, (cell, w) in enumerate(zip(row, widths, strict=True))
         )
         start = "".join(cell + "  " for cell in cells)
-        texts = _folded(row[-1], room) if folds else [last]
+        texts = terminal.rows(row[-1], room) if folds else [last]
         padded += [start + texts[0], *(" " * len(start) + text for text in texts[1:])]
     return [line.rstrip() for line in padded]
-
-
-def _folded(text: str, room: int) -> list[str]:
-    return textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) or [""]
 
 
 def show(rows: Sequence[Sequence[object]], header: Sequence[str] = (), *, right: Sequence[int] = ()) -> None:

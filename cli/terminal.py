@@ -85,13 +85,17 @@ def one_line(text: str, width: int) -> str:
     return flat if len(flat) <= width else flat[: max(width - 1, 0)] + "…"
 
 
+def rows(text: str, width: int) -> list[str]:
+    """`text` as lines of at most `width` columns, broken between words; a longer word stays whole."""
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
+
+
 def folded(text: str, width: int) -> str:
-    """`text` with long lines broken between words; indented lines, which are meant as they are, stay whole."""
+    """`text` with long lines broken as by `rows`; indented lines, which are meant as they are, stay whole."""
     lines = []
     for line in text.split("\n"):
         whole = len(line) <= width or line[:1].isspace()
-        broken = [line] if whole else textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False)
-        lines += broken
+        lines += [line] if whole else rows(line, width)
     return "\n".join(lines)
 
 
