@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import click
 import pytest
@@ -43,12 +44,22 @@ def test_help_groups_the_commands(run: Run) -> None:
         assert f"\n  {name} " in out
 
 
-@pytest.mark.parametrize("arguments", [[], *([name] for name in main.COMMANDS)], ids=str)
-def test_help_fits_80_columns_and_is_not_cut(run: Run, arguments: list[str]) -> None:
+def helps(run: Run, name: str) -> Iterator[str]:
+    """The lines of a command's help, and of those below it."""
+    command = main.cli.get_command(click.Context(main.cli), name)
+    for child in [[], *([child] for child in getattr(command, "commands", ()))]:
+        ran = run(name, *child, "--help", COLUMNS="80")
+        assert ran.out.startswith(" ".join(["Usage: specgguf", name, *child]))
+        yield from ran.out.splitlines()
+
+
+@pytest.mark.parametrize("name", ["", *main.COMMANDS])
+def test_help_fits_80_columns_and_is_not_cut(run: Run, name: str) -> None:
     """What click cuts ends in dots; what is not to be wrapped may be too long."""
-    for line in run(*arguments, "--help", COLUMNS="80").out.splitlines():
+    lines = helps(run, name) if name else run("--help", COLUMNS="80").out.splitlines()
+    for line in lines:
         assert len(line) <= 80, line
-        assert not line.endswith("...") or line.endswith("]..."), line
+        assert not line.endswith("...") or line.endswith("]...") or line.startswith("Usage: "), line
 
 
 def test_tables_fold_their_last_column() -> None:
