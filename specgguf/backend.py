@@ -259,10 +259,11 @@ def get_state(ctx: Context, flags: int = 0) -> bytes:
     return bytes(memoryview(buffer)[:written])
 
 
-def set_state(ctx: Context, data: bytes, flags: int = 0) -> bool:
+def set_state(ctx: Context, data: bytes | bytearray | memoryview, flags: int = 0) -> bool:
     """Restore what `get_state` saved; whether it worked."""
-    buffer = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
-    return int(llama_cpp.llama_state_seq_set_data_ext(ctx, buffer, len(data), 0, flags)) > 0
+    size = memoryview(data).nbytes
+    buffer = (ctypes.c_uint8 * size).from_buffer_copy(data)
+    return int(llama_cpp.llama_state_seq_set_data_ext(ctx, buffer, size, 0, flags)) > 0
 
 
 # --- vocabularies -----------------------------------------------------------------------------------------

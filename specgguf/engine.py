@@ -200,10 +200,11 @@ class Engine:
                     self._count(round, controller.rest_reason)
                 yield round
         finally:
-            with self._lock:
-                rounds.close()  # type: ignore[attr-defined]
-                if self._owner is rounds:
-                    self._owner = None
+            if not self._is_forked:  # there the lock may be of a thread that stayed behind, and so are the caches
+                with self._lock:
+                    rounds.close()  # type: ignore[attr-defined]
+                    if self._owner is rounds:
+                        self._owner = None
 
     def _count(self, round: Round, rest_reason: str) -> None:
         for stats in (self.stats, self.last):
@@ -235,9 +236,15 @@ class Engine:
         with self.hold():
             models = self._named_models()
             if not isinstance(state, Mapping):
-                raise ConfigError(f"load_state takes what save_state returned, not {state!r:.60}")
+                raise ConfigError(
+                    f"load_state takes what save_state returned, not a {type(state).__name__}",
+                    hint="state = llm.save_state(); llm.load_state(state)",
+                )
             if set(state) != {name for name, _ in models} or not all(m.fits(state[name]) for name, m in models):
-                raise ConfigError("this state is of other models, longer than this context, or damaged")
+                raise ConfigError(
+                    "this state is of other models, longer than this context, or damaged",
+                    hint="load the files it was saved with, with their n_ctx, LoRA and rope settings",
+                )
             self.clear()
             for name, model in models:
                 model.load(state[name])

@@ -229,7 +229,11 @@ class Model:
     def fits(self, saved: object) -> bool:
         """Whether `saved` was written by such a model."""
         match saved:
-            case {"model": self._identity, "tokens": list(tokens), "data": bytes()}:
+            case {
+                "model": self._identity,
+                "tokens": list(tokens),
+                "data": bytes() | bytearray() | memoryview(contiguous=True),
+            }:
                 return len(tokens) <= self.n_ctx and all(isinstance(token, int) for token in tokens)
         return False
 

@@ -355,8 +355,32 @@ def test_a_state_of_other_models_is_refused(
 
 @pytest.mark.parametrize("state", [None, 3, "state", [], b"", {"target": None}, {1: 2}], ids=repr)
 def test_what_is_no_state_is_refused(make: Callable[..., SpeculativeLlama], state: Any) -> None:
-    with pytest.raises(ConfigError, match=r"what save_state returned, not|or damaged"):
+    with pytest.raises(ConfigError, match=r"what save_state returned, not a |or damaged") as caught:
         make().load_state(state)
+    assert caught.value.hint
+
+
+def test_what_is_no_state_is_not_written_out(make: Callable[..., SpeculativeLlama]) -> None:
+    """Of hundreds of megabytes a message would be made only to be cut."""
+
+    class Huge:
+        def __repr__(self) -> str:
+            raise AssertionError("it was")
+
+    with pytest.raises(ConfigError, match=r"not a Huge$"):
+        make().load_state(Huge())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [bytearray, memoryview])
+def test_a_state_in_another_buffer(
+    make: Callable[..., SpeculativeLlama], reference: SpeculativeLlama, kind: Callable[[bytes], Any]
+) -> None:
+    llm = make()
+    text(llm)
+    state = {name: {**part, "data": kind(part["data"])} for name, part in llm.save_state().items()}
+    llm.reset()
+    llm.load_state(state)
+    assert is_sound(llm, reference)
 
 
 @pytest.mark.parametrize(
@@ -490,3 +514,18 @@ def test_a_fork_frees_nothing_and_waits_for_nobody(
         assert other.submit(in_a_fork, child).result() == "False []"
     monkeypatch.undo()
     assert text(llm)
+
+
+def test_a_fork_drops_a_suspended_stream_without_the_lock(llm: SpeculativeLlama, reference: SpeculativeLlama) -> None:
+    begun = llm.generate(llm.tokenize(PROMPT.encode()), SamplingParams(temperature=0.0))
+    next(begun)
+
+    def child() -> str:
+        dropping = threading.Thread(target=begun.close, daemon=True)  # type: ignore[attr-defined]
+        dropping.start()
+        dropping.join(WAIT_S)
+        return str(dropping.is_alive())
+
+    with ThreadPoolExecutor(1) as other, llm._engine.hold():
+        assert other.submit(in_a_fork, child).result() == "False"
+    assert is_sound(llm, reference)
