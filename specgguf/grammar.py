@@ -7,6 +7,7 @@ token after the grammar's end: either would end the process. It knows nothing of
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import warnings
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import backend
 from . import gbnf as native
+from . import schema as schemas
 from .config import one_line
 from .errors import BackendError, ConfigError
 from .prefixes import common_prefix
@@ -28,16 +30,7 @@ ROOT = "root"
 MAX_RULES = 10_000
 MAX_NESTING = 256
 MAX_LENGTH = 2**18  # characters: beyond it, each token costs llama.cpp seconds
-MAX_REPETITIONS = 2000  # llama.cpp's own
 MAX_WRITTEN_OUT = 2**21  # characters: llama.cpp copies what it repeats, 60 bytes for each
-VALUES = ("const", "enum", "default", "examples")  # in a schema: values, not schemas
-NAMED_PARTS = ("properties", "$defs", "definitions")  # schemas by names of the user's own
-FORMATS = re.compile("date|time|date-time|uuid[1-5]?")  # those that the converter knows
-UNENFORCED = frozenset(
-    "minimum maximum exclusiveMinimum exclusiveMaximum multipleOf uniqueItems minProperties maxProperties "
-    "propertyNames patternProperties dependentRequired dependentSchemas dependencies not if contains minContains "
-    "maxContains unevaluatedProperties unevaluatedItems additionalItems contentEncoding contentMediaType".split()
-)
 N_KEPT = 20  # states kept behind the newest one: more than the longest draft
 
 
@@ -156,7 +149,7 @@ def grammar_text(grammar: Any) -> str:
 def json_grammar(schema: Any = None) -> str:
     """The GBNF text of a JSON schema (a mapping or JSON text); None: of any JSON object.
 
-    Keys that no grammar here enforces are accepted, since programs send them everywhere, and named in a UserWarning.
+    Keys that it does not keep to are accepted, since programs send them everywhere, and named in a UserWarning.
 
     Raises:
         ConfigError: the schema cannot be turned into a grammar.
@@ -169,62 +162,25 @@ def json_grammar(schema: Any = None) -> str:
         tree = json.loads(schema if isinstance(schema, str) else json.dumps(schema))
         if not isinstance(tree, dict):
             raise ValueError("it is no JSON object")
-        _check_counts(tree)
-        if "$ref" in tree:  # the converter overlooks the definitions beside a reference at the top
-            tree["anyOf"] = [{"$ref": tree.pop("$ref")}]
-        unenforced = sorted(_unenforced(tree))
+        tree = schemas.helped(tree)
         gbnf = _flattened(str(llama_grammar.json_schema_to_gbnf(json.dumps(tree))))
+        lost = ", ".join(sorted(schemas.unenforced(tree)))
     except RecursionError:
         raise ConfigError("JSON schema: it refers to itself without end, or is nested too deeply") from None
     except Exception as e:  # the converter raises whatever its code runs into
         reason = f"no such definition: {e}" if isinstance(e, KeyError) else str(e) or type(e).__name__
         raise ConfigError(f"JSON schema: {one_line(reason)}") from e
-    if unenforced:  # Python shows a text once
-        warnings.warn(f"JSON schema: not enforced, so check the answers for it: {', '.join(unenforced)}", stacklevel=2)
+    if lost:
+        _warn(f"JSON schema: not enforced, so check the answers for it: {lost}")
     return gbnf
 
 
-def _unenforced(schema: Any) -> set[str]:
-    """The keys of a schema, and its parts, over which the converter passes in silence."""
-    if isinstance(schema, list):
-        return set().union(*map(_unenforced, schema))
-    if not isinstance(schema, dict):
-        return set()
-    found = {key for key in schema if key in UNENFORCED}
-    if schema.get("type") == "string" and not FORMATS.fullmatch(str(schema.get("format", "date"))):
-        found.add("format")
-    for key, value in schema.items():
-        if key in NAMED_PARTS and isinstance(value, dict):
-            found |= _unenforced(list(value.values()))
-        elif key not in VALUES:
-            found |= _unenforced(value)
-    return found
-
-
-def _check_counts(schema: Any) -> None:
-    """Refuse what the converter would write out at any length, or pass over."""
-    if isinstance(schema, list):
-        for value in schema:
-            _check_counts(value)
-    if not isinstance(schema, dict):
-        return
-    for what in ("Length", "Items"):
-        least, most = (schema.get(f"{bound}{what}") for bound in ("min", "max"))
-        for key, count in ((f"min{what}", least), (f"max{what}", most)):
-            if isinstance(count, int | float) and count > MAX_REPETITIONS:
-                raise ValueError(f"{key} of more than {MAX_REPETITIONS:,} is not supported")
-        if isinstance(least, int) and isinstance(most, int) and least > most:
-            raise ValueError(f"min{what} is more than max{what}")
-    if isinstance(pattern := schema.get("pattern"), str):
-        for count in re.findall(r"(?<=[{,])\d+(?=[,}])", pattern):
-            if len(count) > 6 or int(count) > MAX_REPETITIONS:
-                raise ValueError(f"a pattern that repeats more than {MAX_REPETITIONS:,} times is not supported")
-    for key in ("enum", "anyOf", "oneOf"):
-        if schema.get(key) == []:
-            raise ValueError(f"{key} is empty: nothing could be written")
-    for key, value in schema.items():
-        if key not in VALUES:
-            _check_counts(value)
+def _warn(text: str) -> None:
+    """A UserWarning at the line outside this package that asked. Python shows a text once for each."""
+    frame, level = inspect.currentframe(), 1
+    while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == __package__:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, stacklevel=level)
 
 
 QUOTED = r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]'  # a literal or a class

@@ -20,10 +20,10 @@ ROOT = Path(__file__).resolve().parent.parent
 
 ORDER = """
 errors config prefixes presets
-header mirror remote inventory hub
+header heads mirror remote inventory hub
 backend ggml gbnf hardware dims footprint peek predict fit
 rewind weights model vocab pairs
-grammar sampling text rounds lookup drafter verifier
+schema grammar sampling text rounds lookup drafter verifier
 costs calibration acceptance resting controller generate stats trace engine
 loading
 messages conversation logprobs tool_calls completion requests prompts calls api
