@@ -20,6 +20,7 @@ from .errors import BackendError, ModelNotFound, SpecggufError
 
 MAGIC = b"GGUF"
 _SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
+READ_AHEAD = 1 << 13  # bytes at once of strings that are walked over
 KEPT_ARRAY = 4096  # numeric arrays up to this long are kept as values
 MAX_COUNT = 1 << 28  # no real file has so many keys, tensors or bytes in a string: the head is damaged
 
@@ -124,6 +125,25 @@ class _Reader:
     def string(self) -> str:
         return self.take(self.count()).decode("utf-8", "replace")
 
+    def skip_strings(self, n: int) -> None:
+        """Past `n` strings: a vocabulary has hundreds of thousands, so `string` for each would take a second."""
+        length = struct.Struct("<Q").unpack_from
+        data, at = b"", 0  # what was read ahead; where in it, or beyond it, the next string begins
+        for _ in range(n):
+            if at + 8 > len(data):
+                if at > len(data):
+                    self.stream.seek(at - len(data), os.SEEK_CUR)
+                data, at = data[at:] + self.stream.read(READ_AHEAD), 0
+                if len(data) < 8:
+                    raise GgufError("the file ends inside its GGUF header")
+            (size,) = length(data, at)
+            if size > MAX_COUNT:
+                raise GgufError("the GGUF header is damaged")
+            at += 8 + size
+        if n:
+            self.stream.seek(at - len(data) - 1, os.SEEK_CUR)
+            self.take(1)  # the last byte, which a seek does not miss
+
     def value(self, kind: int, keep: bool) -> Any:
         if kind == _STRING:
             return self.string()
@@ -136,8 +156,10 @@ class _Reader:
     def array(self, keep: bool) -> Any:
         kind, n = int(self.unpack("I")), self.count()
         if kind == _STRING:
-            texts = [self.take(self.count()) for _ in range(n)]
-            return [t.decode("utf-8", "replace") for t in texts] if keep else ArrayInfo(kind, n)
+            if keep:
+                return [self.string() for _ in range(n)]
+            self.skip_strings(n)
+            return ArrayInfo(kind, n)
         if kind not in _SCALARS:
             raise GgufError(f"the GGUF header holds an array of unknown type {kind}")
         code = _SCALARS[kind]

@@ -51,6 +51,33 @@ def test_long_arrays_are_kept_when_asked_for(path: Path) -> None:
     assert len(kept.arrays[key]) == kept.count(key) == header.read(path).count(key)
 
 
+def with_strings(*lengths: int) -> bytes:
+    """A head with an array of strings so long, and a number after it."""
+    strings = b"".join(struct.pack("<Q", n) + n * b"\xff" for n in lengths)
+    key = [struct.pack("<Q", 1) + name for name in (b"s", b"n")]
+    array, number = struct.pack("<IIQ", 9, 8, len(lengths)) + strings, struct.pack("<IB", 0, 77)
+    return b"GGUF" + struct.pack("<IQQ", 3, 0, 2) + key[0] + array + key[1] + number
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.one_of(st.integers(0, 30), st.integers(header.READ_AHEAD - 20, 2 * header.READ_AHEAD)), max_size=60))
+def test_strings_are_walked_over_to_the_byte(lengths: list[int]) -> None:
+    data = with_strings(*lengths)
+    assert header.read(io.BytesIO(data)).metadata == {"s": ArrayInfo(8, len(lengths)), "n": 77}
+    assert header.read(io.BytesIO(data)).data_start == header.read(io.BytesIO(data), keep=["s"]).data_start
+
+
+def test_strings_cut_short_are_seen() -> None:
+    data = with_strings(3, 0, 40)
+    for n in range(len(data)):
+        with pytest.raises(GgufError, match="ends inside"):
+            header.read(io.BytesIO(data[:n] if n > 3 else b"GGUF"))
+    with pytest.raises(GgufError, match="ends inside"):
+        header.read(io.BytesIO(with_strings(header.READ_AHEAD * 3)[:-14]))
+    with pytest.raises(GgufError, match="damaged"):
+        header.read(io.BytesIO(data.replace(struct.pack("<Q", 40), struct.pack("<Q", 2**60))))
+
+
 def test_a_stream_is_as_good_as_a_file(path: Path) -> None:
     assert header.read(io.BytesIO(path.read_bytes())) == header.read(path)
 
