@@ -6,7 +6,7 @@ needs is `footprint`'s arithmetic.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -15,11 +15,10 @@ from typing import Any
 from . import header
 from .errors import Unsupported
 from .header import Header
+from .heads import impossible
 from .presets import ModelFile
 
 Q8_0, Q4_K, Q6_K = 8, 12, 14  # ggml types
-
-MAX_LAYERS = 512  # llama.cpp's own
 
 # Metadata of memories that the formula does not know: latent attention, recurrent and convolutional states.
 _OTHER_MEMORIES = ("attention.kv_lora_rank", "ssm.inner_size", "shortconv.l_cache", "wkv.head_size")
@@ -90,11 +89,11 @@ def of_heads(heads: Sequence[Header], name: str) -> Dims:
     """From the heads of a model's file or files.
 
     Raises:
-        Unsupported: the metadata lack what every language model has.
+        Unsupported: the metadata lack what every language model has, or say the impossible.
     """
     head, sizes = heads[0], _sizes(heads)
     if why := impossible(head):
-        raise Unsupported(f"{name} describes no language model ({why})")
+        raise Unsupported(f"{name} is damaged: {why}", hint="download or convert it again")
     n_layer, n_embd, n_head = (_one(head.get(k)) for k in ("block_count", "embedding_length", "attention.head_count"))
     if not n_layer or not n_embd:
         raise Unsupported(f"{name} describes no language model ({head.architecture or 'no architecture'})")
@@ -130,29 +129,6 @@ def of_heads(heads: Sequence[Header], name: str) -> Dims:
         n_masks=2 if _one(head.get("attention.sliding_window")) else 1,
         is_sure=not any(_one(head.get(key)) for key in _OTHER_MEMORIES),
     )
-
-
-def impossible(head: Header, overrides: Mapping[str, Any] | None = None) -> str:
-    """The key of a head, and its value, over which llama.cpp would end the process; "" where there is none.
-
-    Args:
-        overrides: full keys and values that it is told to take instead.
-    """
-    values = head.metadata | dict(overrides or {})
-
-    def number(key: str) -> int | float | None:
-        value = values.get(f"{head.architecture}.{key}")
-        return value if isinstance(value, int | float) else None  # llama.cpp has words for anything else
-
-    n_layer, n_expert, n_used = (number(k) for k in ("block_count", "expert_count", "expert_used_count"))
-    if n_layer is not None and not 1 <= n_layer <= MAX_LAYERS:
-        return f"{head.architecture}.block_count is {n_layer}"
-    if (n_used or 0) > (n_expert or 0) or (n_expert and not n_used):
-        return f"{head.architecture}.expert_used_count is {n_used or 0}, of {n_expert or 0} experts"
-    epsilon = number("attention.layer_norm_rms_epsilon")
-    if epsilon is not None and not epsilon >= 0:
-        return f"{head.architecture}.attention.layer_norm_rms_epsilon is {epsilon}"
-    return ""
 
 
 def of_preset_model(model: ModelFile) -> Dims:

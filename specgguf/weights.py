@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
-from . import backend, dims, header
+import llama_cpp
+
+from . import backend, header, heads
 from .errors import BackendError, ConfigError
 
 MAPPED_ALIGNMENT = 32  # bytes: where ggml takes tensors in a mapped file
@@ -40,7 +41,7 @@ class Weights:
         self._llama: Any = None
         self._pid = os.getpid()
         try:
-            self._llama = _untemplated()(self.path, n_ctx=32, n_batch=8, n_ubatch=8, verbose=False, **self.keywords)
+            self._llama = _Untemplated(self.path, n_ctx=32, n_batch=8, n_ubatch=8, verbose=False, **self.keywords)
         except (ValueError, RuntimeError) as error:
             why = backend.last_log_error() or str(error)
             raise BackendError(f"llama.cpp could not load {self.path}: {why}") from error
@@ -75,33 +76,29 @@ class Weights:
             self._llama = None
 
 
-@cache
-def _untemplated() -> Any:
+class _Untemplated(llama_cpp.Llama):  # type: ignore[misc]
     """`llama_cpp.Llama`, seeing no chat template in a file: it would compile each while loading and fail over a broken
     one, where only who wants to chat needs them (`conversation`)."""
-    import llama_cpp
 
-    class Untemplated(llama_cpp.Llama):  # type: ignore[misc]
-        all_metadata: dict[str, str]
+    all_metadata: dict[str, str]
 
-        @property
-        def metadata(self) -> dict[str, str]:
-            return {k: v for k, v in self.all_metadata.items() if not k.startswith("tokenizer.chat_template")}
+    @property
+    def metadata(self) -> dict[str, str]:
+        return {k: v for k, v in self.all_metadata.items() if not k.startswith("tokenizer.chat_template")}
 
-        @metadata.setter
-        def metadata(self, values: dict[str, str]) -> None:
-            self.all_metadata = values
-
-    return Untemplated
+    @metadata.setter
+    def metadata(self, values: dict[str, str]) -> None:
+        self.all_metadata = values
 
 
 def _check_head(path: str, keywords: Mapping[str, Any]) -> None:
-    """Refuse a head over which llama.cpp would end the process. One that cannot be read is llama.cpp's to refuse."""
+    """Refuse a head over which llama.cpp would end the process, as far as known. One that cannot be read is llama.cpp's
+    to refuse. Whether tensors can be mapped is best effort: the first one of the first shard tells."""
     try:
         head = header.read(path)
     except header.GgufError:
         return
-    if why := dims.impossible(head, keywords.get("kv_overrides")):
+    if why := heads.impossible(head, keywords.get("kv_overrides")):
         raise BackendError(f"{path} is damaged: {why}", hint="download or convert it again")
     alignment = head.metadata.get("general.alignment")
     first = head.data_start + min((t.offset for t in head.tensors), default=0)

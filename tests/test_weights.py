@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 import tiny
 from gguf import GGUFValueType
 
-from specgguf import BackendError, SpecggufError, dims, header
+from specgguf import BackendError, SpecggufError, dims, header, heads
 from specgguf.weights import Weights
 
 Lie = tuple[str, GGUFValueType, Any]
@@ -73,13 +74,59 @@ def test_what_would_end_the_process_is_refused(lying: Callable[..., str], lie: L
 @pytest.mark.parametrize(("lie", "_"), LIES, ids=lambda x: x if isinstance(x, str) else "")
 def test_it_would_end_the_process(lying: Callable[..., str], lie: Lie, _: str) -> None:
     """With another llama.cpp that refuses or loads such a file, ours should too."""
+    assert exit_code(lying(lie)) < 0
+
+
+def exit_code(path: str) -> int:
+    """Of a process that loads a file with llama.cpp and decodes; negative where a signal ended it."""
     code = (
         "import sys, llama_cpp\n"
         "llm = llama_cpp.Llama(sys.argv[1], n_ctx=32, n_batch=8, n_ubatch=8, n_threads=1, verbose=False)\n"
         "llm.eval([1, 3, 4])"
     )
-    done = subprocess.run([sys.executable, "-P", "-c", code, lying(lie)], capture_output=True, check=False)
-    assert done.returncode < 0
+    return subprocess.run([sys.executable, "-P", "-c", code, path], capture_output=True, check=False).returncode
+
+
+def test_more_experts_than_llama_cpp_has_room_for(lying: Callable[..., str]) -> None:
+    used = ("llama.expert_used_count", UINT32, 2)
+    path = lying(("llama.expert_count", UINT32, heads.MAX_EXPERTS + 1), used)
+    with pytest.raises(BackendError, match=f"is damaged: llama.expert_count is {heads.MAX_EXPERTS + 1}$"):
+        Weights(path)
+    assert exit_code(path) < 0
+    path = lying(("llama.expert_count", UINT32, heads.MAX_EXPERTS), used)
+    with pytest.raises(BackendError, match=r"llama.cpp could not load .*blk\.0\.ffn_"):
+        Weights(path)
+    assert exit_code(path) == 1
+
+
+@pytest.mark.parametrize("epsilon", [-1.0, float("nan")])
+def test_the_epsilon_of_an_architecture_with_plain_norms(tmp_path: Path, epsilon: float) -> None:
+    path = stablelm(tmp_path / "stable.gguf", epsilon)
+    with pytest.raises(BackendError, match=f"is damaged: stablelm.attention.layer_norm_epsilon is {epsilon}$"):
+        Weights(path)
+    assert exit_code(path) < 0
+    Weights(stablelm(tmp_path / "sound.gguf", 0.0)).close()
+
+
+def stablelm(path: Path, epsilon: float) -> str:
+    """A tiny transformer that normalizes by mean and variance."""
+    shape, vocab, draw = tiny.SMALL, tiny.letters(8), tiny.drawer(1, 0.0, 2)
+    w = tiny._header(path, "stablelm", shape, vocab, None)
+    w.add_rope_dimension_count(shape.n_embd_head)
+    w.add_layer_norm_eps(epsilon)
+    w.add_parallel_residual(False)
+    embd, output = tiny._embeddings(draw, shape, vocab, 2.0)
+    w.add_tensor("token_embd.weight", embd)
+    w.add_tensor("output.weight", output)
+    for i in range(shape.n_layer):
+        tiny._attention(w, draw, shape, i, norms=False)
+        tiny._ffn(w, draw, shape, i)
+        w.add_tensor(f"blk.{i}.attn_norm.weight", np.ones(shape.n_embd, np.float32))
+    for norm in ("output_norm", *(f"blk.{i}.{name}_norm" for i in range(shape.n_layer) for name in ("attn", "ffn"))):
+        w.add_tensor(f"{norm}.bias", np.zeros(shape.n_embd, np.float32))
+    w.add_tensor("output_norm.weight", np.ones(shape.n_embd, np.float32))
+    tiny._finish(w)
+    return str(path)
 
 
 @pytest.mark.parametrize(("lie", "says"), WRONG, ids=lambda x: x if isinstance(x, str) else "")
@@ -105,7 +152,7 @@ def test_what_llama_cpp_loads_is_not_refused(lying: Callable[..., str]) -> None:
 
 @pytest.mark.parametrize("value", [513, 2**32 - 1])
 def test_a_layer_count_beyond_all_measure_takes_no_memory(lying: Callable[..., str], value: int) -> None:
-    with pytest.raises(SpecggufError, match=f"describes no language model .llama.block_count is {value}"):
+    with pytest.raises(SpecggufError, match=f"lying.gguf is damaged: llama.block_count is {value}"):
         dims.of_file(Path(lying(("llama.block_count", UINT32, value))))
 
 
