@@ -17,7 +17,10 @@ from .messages import Message, normalized
 from .text import ReasoningSplitter
 
 _TEMPLATE_KEY = "tokenizer.chat_template"
-_OTHERWISE = "complete plain text with create_completion or /v1/completions, or name one with chat_format="
+_OTHERWISE = (
+    "to chat, take an instruct model's file (in Python, chat_format= names a template instead); "
+    "plain text is completed by create_completion, and by /v1/completions of specgguf serve"
+)
 FREED = 1 / 3  # of the budget, at once: dropping a turn makes the whole prompt new to the caches
 
 

@@ -157,7 +157,7 @@ class RangeFile(io.RawIOBase):
                     what = "/".join(self._what)
                     raise DownloadError(
                         f"the server gives no parts of files, so {what} cannot be looked into",
-                        hint="download it, and give its path",
+                        hint=f"download it first: specgguf models pull {':'.join(self._what)}",
                     )
                 data = (response.read() if hasattr(response, "read") else response.content)[:n]
         except DownloadError:

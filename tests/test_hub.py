@@ -303,7 +303,7 @@ def test_a_server_that_gives_no_parts_is_not_read(server: HubServer, tiny_chat: 
         DownloadError, match=r"gives no parts of files, so .*long-q6_k\.gguf cannot be looked"
     ) as caught:
         peek.peek(f"{REPO}:q6_k")
-    assert caught.value.hint
+    assert caught.value.hint.endswith(f"specgguf models pull {REPO}:long-q6_k.gguf")
     assert server.sent < 32 << 20
 
 
