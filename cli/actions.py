@@ -12,12 +12,10 @@ from specgguf.cli import sessions, stats_view, terminal
 from specgguf.cli.options import BY_NAME, SETTINGS
 
 from specgguf.config import parse_draft
-from specgguf.errors import ConfigError, ContextFull
+from specgguf.errors import ConfigError
 
 if TYPE_CHECKING:
     from specgguf.cli.loop import Room
-    from specgguf.cli.talk import Talk
-    from specgguf.cli.turn import Message
 
 CONTEXT_BAR = 40
 MAX_FILE = 2**26  # bytes
@@ -217,16 +215,18 @@ def model(room: Room, words: str) -> None:
 
 def context(room: Room, _words: str) -> None:
     """/context: what fills the context, counted by the model's own template."""
+    from specgguf.conversation import counted
+
     talk, notes = room.talk, room.notes
     window = talk.window()
     n_ctx = talk.loaded.engine.n_ctx()
-    n = _size(talk, window) if window else 0
+    n = counted(talk.count, window) if window else 0
     filled = round(CONTEXT_BAR * min(n / n_ctx, 1))
     more = f"more than the {n_ctx:,} tokens that fit"
     held = f"{n:,} of {n_ctx:,} tokens, {stats_view.percent(n / n_ctx)}" if n < math.inf else more
     notes.tell(f"{'█' * filled}{'░' * (CONTEXT_BAR - filled)}  {held}")
     if talk.system:
-        n_system = _size(talk, [window[0], {"role": "user", "content": ""}])
+        n_system = counted(talk.count, [window[0], {"role": "user", "content": ""}])
         notes.tell(f"system prompt  {f'{n_system:,} tokens' if n_system < math.inf else 'more than fits'}")
     n_sent = sum(1 for m in window if m["role"] == "user")
     sent = f"{stats_view.plural(n_sent, 'turn')} sent with the next message"
@@ -235,14 +235,6 @@ def context(room: Room, _words: str) -> None:
         notes.tell(
             f"{stats_view.plural(talk.n_turns - n_sent, 'older turn')} no longer sent (kept in the saved conversation)"
         )
-
-
-def _size(talk: Talk, messages: list[Message]) -> float:
-    """Tokens of `messages`; infinitely many where they are too long to be counted."""
-    try:
-        return talk.count(messages)
-    except ContextFull:
-        return math.inf
 
 
 def complete_session(_room: Room, _words: str) -> Iterable[str]:

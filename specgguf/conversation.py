@@ -201,7 +201,7 @@ def fit(
     if overflow not in ("drop", "stop"):
         raise ConfigError(f"overflow must be drop or stop, not {overflow!r}")
     whole = [dict(m) for m in messages]
-    n_tokens = _counted(count, whole)
+    n_tokens = counted(count, whole)
     if n_tokens <= budget:
         return whole, 0
     head, turns = _turns(whole)
@@ -218,7 +218,7 @@ def fit(
     low, high = 1, max(1, len(turns) - 1)  # the fewest turns to drop that free enough, or all but the last
     while low < high:
         middle = (low + high) // 2
-        if _counted(count, without(middle)) <= budget * (1 - FREED):
+        if counted(count, without(middle)) <= budget * (1 - FREED):
             high = middle
         else:
             low = middle + 1
@@ -232,7 +232,7 @@ def fit(
     return without(n_dropped), n_dropped
 
 
-def _counted(count: Callable[[list[Message]], int], messages: list[Message]) -> float:
+def counted(count: Callable[[list[Message]], int], messages: list[Message]) -> float:
     """The tokens of `messages`; infinitely many where `count` refuses."""
     try:
         return count(messages)

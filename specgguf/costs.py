@@ -66,7 +66,7 @@ class _Pass:
     seconds: float
     weight: float
     level: float | None = None
-    recent: list[float] = field(default_factory=list)
+    recent: list[float] = field(init=False)
     n: int = 0
     age: int = 0
 
