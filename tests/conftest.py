@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import tiny
+from support import tiny
 
 from specgguf import calibration
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from fakes import random_table
+from support.fakes import random_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import models
+from support import models
 import numpy as np
 import pytest
-import tiny
+from support import tiny
 from conftest import NOISE, Pair
 
 from specgguf import SamplingParams, SpeculativeLlama, backend, model

@@ -16,7 +16,7 @@ from typing import Any
 
 import llama_cpp
 import pytest
-import tiny
+from support import tiny
 from conftest import NOISE
 
 from specgguf import ConfigError, ContextFull, SpeculativeLlama

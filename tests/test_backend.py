@@ -8,7 +8,7 @@ from typing import Any
 import llama_cpp
 import numpy as np
 import pytest
-from contexts import TEXT, Opened
+from support.contexts import TEXT, Opened
 
 from specgguf import BackendError, backend
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_support import home
+from support.cli_support import home
 from click.testing import CliRunner
 from conftest import Pair
 from specgguf.cli import engine as cli_engine

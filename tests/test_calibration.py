@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from conftest import Pair
-from contexts import KEYWORDS
+from support.contexts import KEYWORDS
 
 from specgguf import SpeculativeLlama, calibration
 from specgguf.calibration import costs_for

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_support import Run, converse, home, run
-from fake_engine import FakeEngine, loaded, pieces
+from support.cli_support import Run, converse, home, run
+from support.fake_engine import FakeEngine, loaded, pieces
 from specgguf.cli import commands, engine, pairing, sessions
 
 from specgguf.errors import BackendError, ContextFull, ModelNotFound

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-import tiny
-from cli_support import Ran, home
+from support import tiny
+from support.cli_support import Ran, home
 from click.testing import CliRunner
 from conftest import Pair
 from specgguf.cli import exits

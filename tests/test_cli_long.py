@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from cli_support import home
+from support.cli_support import home
 from conftest import Pair
 from specgguf.cli.engine import Loaded
 from specgguf.cli.keeper import Keeper

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_support import private_home
+from support.cli_support import private_home
 from click.testing import CliRunner
 from conftest import Pair
-from hubserver import HubServer
+from support.hubserver import HubServer
 from specgguf.cli.main import cli
 from specgguf.cli.options import SETTINGS
 

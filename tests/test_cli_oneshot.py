@@ -8,15 +8,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli_support import Run, home, private_home, run
-from fake_engine import FakeEngine, pieces
+from support.cli_support import Run, home, private_home, run
+from support.fake_engine import FakeEngine, pieces
 from specgguf.cli import exits
 
 from specgguf.errors import Cancelled
 
 __all__ = ["home", "run"]  # fixtures
 
-DRIVER = [sys.executable, str(Path(__file__).parent / "cli_driver.py")]
+DRIVER = [sys.executable, str(Path(__file__).parent / "support" / "cli_driver.py")]
 
 
 def asked(fake: FakeEngine) -> str:

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import click
 import pytest
-from cli_support import Run, home, run
-from fake_engine import FakeEngine
+from support.cli_support import Run, home, run
+from support.fake_engine import FakeEngine
 from specgguf.cli import exits, main, tables
 
 from specgguf.errors import BackendError, Cancelled, ConfigError, ModelNotFound

@@ -15,10 +15,10 @@ from typing import Any
 
 import httpx
 import pytest
-from cli_support import Run, home, private_home, run
+from support.cli_support import Run, home, private_home, run
 from conftest import Pair
-from fake_engine import FakeEngine, loaded
-from serve_support import WAIT_S, events, on_one_core, until
+from support.fake_engine import FakeEngine, loaded
+from support.serve_support import WAIT_S, events, on_one_core, until
 from specgguf.cli import serve
 from specgguf.cli.settings import gather
 

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from cli_support import Ran, Run, converse, home, run
-from fake_engine import FakeEngine, pieces
+from support.cli_support import Ran, Run, converse, home, run
+from support.fake_engine import FakeEngine, pieces
 from specgguf.cli import exits, sessions
 from specgguf.cli.sessions import Session
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pexpect
 import pytest
-from cli_support import private_home
+from support.cli_support import private_home
 
 Start = Callable[..., "Screen"]
 CTRL_C, CTRL_D, ESC_ENTER, UP = "\x03", "\x04", "\x1b\r", "\x1b[A"
@@ -63,7 +63,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         }
         child = pexpect.spawn(
             sys.executable,
-            [str(Path(__file__).parent / "cli_driver.py"), scene, *arguments],
+            [str(Path(__file__).parent / "support" / "cli_driver.py"), scene, *arguments],
             env=env | variables,
             dimensions=(24, columns),
             encoding="utf-8",

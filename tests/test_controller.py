@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from simulator import (
+from support.simulator import (
     CODE,
     DEAR_DRAFT,
     EXPLAIN,

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from recorded import N_DRAFT, Recorded, load
-from simulator import F16, Machine, calibrated, follow
+from support.recorded import N_DRAFT, Recorded, load
+from support.simulator import F16, Machine, calibrated, follow
 
 from specgguf import acceptance, costs
 from specgguf.controller import Adaptive, Fixed

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import CHAT_TEMPLATE
+from support.tiny import CHAT_TEMPLATE
 
 from specgguf.conversation import ChatTemplate, NamedTemplate, fit, split_reasoning
 from specgguf.errors import ConfigError, ContextFull, Unsupported

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fakes import FakeClock, FakeModel, random_table
+from support.fakes import FakeClock, FakeModel, random_table
 
 from specgguf.costs import Costs, calibrate, calibrated_widths, widest
 

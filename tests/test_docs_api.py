@@ -9,7 +9,7 @@ import typing
 from pathlib import Path
 from typing import Any
 
-import api_reference
+from support import api_reference
 import pytest
 
 import specgguf
@@ -84,7 +84,7 @@ llm("x", temperature="0")
 
 def test_the_reference_is_that_of_the_docstrings() -> None:
     _, written = api_reference.current()
-    assert written == api_reference.reference().strip(), "run: python -P tests/api_reference.py"
+    assert written == api_reference.reference().strip(), "run: python -P tests/support/api_reference.py"
 
 
 def test_every_public_name_has_its_place() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fakes import FakeModel, random_table
+from support.fakes import FakeModel, random_table
 
 from specgguf.config import SamplingParams
 from specgguf.drafter import OWED_RIDING_MAX, SCORE_CONTEXT, ModelDrafter

@@ -17,7 +17,7 @@ from typing import Any
 import llama_cpp
 import pytest
 from conftest import Pair
-from serve_support import WAIT_S, until
+from support.serve_support import WAIT_S, until
 
 from specgguf import Busy, Cancelled, ConfigError, ContextFull, SamplingParams, SpeculativeLlama, backend
 

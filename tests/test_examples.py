@@ -11,9 +11,9 @@ from pathlib import Path
 
 import openai
 import pytest
-from cli_support import private_home
+from support.cli_support import private_home
 from conftest import Pair
-from serve_support import WAIT_S, on_one_core
+from support.serve_support import WAIT_S, on_one_core
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 

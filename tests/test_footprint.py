@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import models
+from support import models
 import pytest
 from conftest import Pair
 

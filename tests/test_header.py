@@ -104,7 +104,7 @@ def test_damage_is_an_error_and_never_a_crash(tiny_bytes: bytes, data: bytes, n:
 
 @pytest.fixture(scope="module")
 def tiny_bytes(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    import tiny
+    from support import tiny
 
     path = tmp_path_factory.mktemp("head") / "x.gguf"
     tiny.WRITERS["llama"](path, tiny.letters(8))

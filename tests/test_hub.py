@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Pair
-from hubserver import COMMIT, HubServer
+from support.hubserver import COMMIT, HubServer
 from specgguf.presets import ModelFile, Part
 
 from specgguf import dims, hub, inventory, mirror, peek, remote

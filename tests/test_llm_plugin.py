@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from cli_support import private_home
+from support.cli_support import private_home
 from conftest import Pair
-from serve_support import on_one_core
+from support.serve_support import on_one_core
 
 HEAVY = {"llama_cpp", "numpy", "rich", "huggingface_hub", "prompt_toolkit", "jinja2"}
 SHORT = ["-o", "max_tokens", "24", "-o", "temperature", "0"]

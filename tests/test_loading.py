@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import models
+from support import models
 import pytest
 from conftest import Pair
 

@@ -14,9 +14,9 @@ from typing import Any
 import llama_cpp
 import numpy as np
 import pytest
-import tiny
+from support import tiny
 from conftest import Pair
-from contexts import KEYWORDS, MEMORIES, NOISE, TEXT, Opened, opened_as
+from support.contexts import KEYWORDS, MEMORIES, NOISE, TEXT, Opened, opened_as
 
 from specgguf import backend, rewind
 from specgguf.errors import BackendError, Cancelled, ContextFull, ModelNotFound

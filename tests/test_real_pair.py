@@ -13,11 +13,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import models
+from support import models
 import numpy as np
 import pytest
-import requantize
-from fakes import FakeCutter, Script
+from support import requantize
+from support.fakes import FakeCutter, Script
 
 from specgguf import SamplingParams, SpeculativeLlama
 from specgguf.drafter import ModelDrafter

@@ -10,12 +10,12 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import models
+from support import models
 import numpy as np
 import pytest
 from conftest import Pair
-from contexts import MEMORIES, NOISE, TEXT, Opened, opened_as
-from fakes import FakeCutter, Script
+from support.contexts import MEMORIES, NOISE, TEXT, Opened, opened_as
+from support.fakes import FakeCutter, Script
 
 from specgguf import SamplingParams, SpeculativeLlama, backend, rewind
 from specgguf.drafter import ModelDrafter

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
-import models
+from support import models
 import openai
 import pytest
 from conftest import Pair
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from serve_support import WAIT_S, Json, Running, Scripted, events, serving, until
+from support.serve_support import WAIT_S, Json, Running, Scripted, events, serving, until
 
 from specgguf import SpeculativeLlama, serve_http, serve_queue
 from specgguf.serve import listen

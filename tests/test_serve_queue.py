@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import pytest
-from serve_support import Scripted, until
+from support.serve_support import Scripted, until
 
 from specgguf import serve_queue
 from specgguf.errors import Cancelled

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from fakes import FakeCutter, FakeModel, Script, random_table
+from support.fakes import FakeCutter, FakeModel, Script, random_table
 
 from specgguf.config import SamplingParams
 from specgguf.drafter import ModelDrafter

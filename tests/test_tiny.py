@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tiny
+from support import tiny
 from llama_cpp import Llama
 
 TOKENS = [1, 5, 3, 7, 4, 6, 3, 3, 5, 7, 4, 2]

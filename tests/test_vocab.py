@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import tiny
+from support import tiny
 
 from specgguf import VocabMismatch, backend, vocab
 from specgguf.weights import Weights

@@ -11,7 +11,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-import tiny
+from support import tiny
 from gguf import GGUFValueType
 
 from specgguf import BackendError, SpecggufError, dims, header, heads

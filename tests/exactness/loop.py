@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from enumeration import output_law, total_variation
-from fakes import FakeClock, FakeCutter, FakeModel, GoOn, Script, Table
+from support.enumeration import output_law, total_variation
+from support.fakes import FakeClock, FakeCutter, FakeModel, GoOn, Script, Table
 
 from specgguf.config import SamplingParams
 from specgguf.drafter import Drafter, ModelDrafter

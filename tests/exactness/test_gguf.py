@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Pair
-from enumeration import output_law, total_variation
-from fakes import FakeCutter, Script
+from support.enumeration import output_law, total_variation
+from support.fakes import FakeCutter, Script
 
 from specgguf import backend, rewind
 from specgguf.config import SamplingParams

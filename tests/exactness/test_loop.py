@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from enumeration import EnumeratingRng, expectation, output_law, total_variation, walk
-from fakes import FakeClock, FakeCutter, FakeModel, Script, random_table
+from support.enumeration import EnumeratingRng, expectation, output_law, total_variation, walk
+from support.fakes import FakeClock, FakeCutter, FakeModel, Script, random_table
 from loop import PLAIN, MakeController, Setting, distance, fixed, reference, run, script
 
 from specgguf.controller import Adaptive, Fixed

@@ -9,8 +9,8 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from enumeration import expectation, output_law, total_variation, walk
-from fakes import Table, random_table
+from support.enumeration import expectation, output_law, total_variation, walk
+from support.fakes import Table, random_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

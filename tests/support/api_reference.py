@@ -1,4 +1,4 @@
-"""Writes the reference part of docs/api.md from signatures and docstrings: `python -P tests/api_reference.py`.
+"""Writes the reference part of docs/api.md from signatures and docstrings: `python -P tests/support/api_reference.py`.
 
 `test_docs_api` compares, so that what is documented is what is there.
 """
@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-DOC = Path(__file__).resolve().parent.parent / "docs" / "api.md"
-START = "<!-- reference: written from the docstrings by `python -P tests/api_reference.py` -->"
+DOC = Path(__file__).resolve().parents[2] / "docs" / "api.md"
+START = "<!-- reference: written from the docstrings by `python -P tests/support/api_reference.py` -->"
 
 # Sections of the reference: title, module, names ([] = all that the module exports and no other section names).
 SECTIONS: tuple[tuple[str, str, list[str]], ...] = (

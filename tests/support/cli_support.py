@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from fake_engine import FakeEngine, loaded
+from support.fake_engine import FakeEngine, loaded
 from specgguf.cli import engine, oneshot, prompt
 from specgguf.cli.main import cli
 from specgguf.cli.notes import Notes

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from fake_engine import FAIL, GATE, HANG, FakeEngine, loaded, pieces
+from support.fake_engine import FAIL, GATE, HANG, FakeEngine, loaded, pieces
 from specgguf.cli import engine, main
 from specgguf.cli.notes import Notes
 from specgguf.cli.pairing import Pair

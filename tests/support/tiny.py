@@ -4,7 +4,7 @@ Every test that needs a real model but no meaning takes one from here: dense (`w
 (`write_lfm2`), recurrent (`write_mamba`) and sliding-window (`write_gemma3`). Two files with the same `seed`
 and different `noise` are a target and a draft that agree often but not always. Run as a script to get one:
 
-    python tests/tiny.py chat /tmp/tiny.gguf
+    python tests/support/tiny.py chat /tmp/tiny.gguf
 
 The writers know nothing of specgguf.
 """
