@@ -8,14 +8,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specgguf.cli import sessions, stats_view, terminal
-from specgguf.cli.options import BY_NAME, SETTINGS
+from . import sessions, stats_view, terminal
+from .options import BY_NAME, SETTINGS
 
 from specgguf.config import parse_draft
 from specgguf.errors import ConfigError
 
 if TYPE_CHECKING:
-    from specgguf.cli.loop import Room
+    from .loop import Room
 
 CONTEXT_BAR = 40
 MAX_FILE = 2**26  # bytes
@@ -249,7 +249,7 @@ def complete_set(_room: Room, _words: str) -> Iterable[str]:
 
 def complete_model(_room: Room, _words: str) -> Iterable[str]:
     """Names of presets, and of the models that are here."""
-    from specgguf.cli.options import model_names
+    from .options import model_names
 
     return model_names()
 

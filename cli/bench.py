@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from specgguf.cli import bench_view, engine, exits, terminal
-from specgguf.cli.engine import Loaded
-from specgguf.cli.interrupts import Interrupts
-from specgguf.cli.notes import Notes
-from specgguf.cli.options import BY_NAME, GroupedCommand, SectionOption, option, options
-from specgguf.cli.progress import BAR, human_seconds
-from specgguf.cli.settings import Settings, gather
+from . import bench_view, engine, exits, terminal
+from .engine import Loaded
+from .interrupts import Interrupts
+from .notes import Notes
+from .options import BY_NAME, GroupedCommand, SectionOption, option, options
+from .progress import BAR, human_seconds
+from .settings import Settings, gather
 
 from specgguf.config import SamplingParams, did_you_mean
 from specgguf.errors import Cancelled, ConfigError

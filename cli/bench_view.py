@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from specgguf.cli.progress import human_bytes
+from .progress import human_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import click
-from specgguf.cli import engine, loop, oneshot, sessions, terminal
-from specgguf.cli.display import Display
-from specgguf.cli.keeper import Keeper
-from specgguf.cli.loop import Room
-from specgguf.cli.notes import Notes
-from specgguf.cli.options import GroupedCommand, SectionOption, options
-from specgguf.cli.sessions import Session
-from specgguf.cli.settings import Settings, gather
-from specgguf.cli.talk import Talk
+from . import engine, loop, oneshot, sessions, terminal
+from .display import Display
+from .keeper import Keeper
+from .loop import Room
+from .notes import Notes
+from .options import GroupedCommand, SectionOption, options
+from .sessions import Session
+from .settings import Settings, gather
+from .talk import Talk
 
 from specgguf.errors import ConfigError
 

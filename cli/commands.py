@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from specgguf.cli import actions, terminal
+from . import actions, terminal
 
 if TYPE_CHECKING:
-    from specgguf.cli.loop import Room
+    from .loop import Room
 
 Run = Callable[["Room", str], str | None]
 

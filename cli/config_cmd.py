@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import click
-from specgguf.cli import settings as settings_module
-from specgguf.cli.options import SETTINGS
+from . import settings as settings_module
+from .options import SETTINGS
 
 
 @click.group()
@@ -26,7 +26,7 @@ def path() -> None:
 @click.option("-p", "--preset", metavar="NAME", help="As it would be with this preset.")
 def show(show_all: bool, preset: str | None) -> None:
     """Print every setting, its value and its origin."""
-    from specgguf.cli.pairing import choose_preset, preset_values
+    from .pairing import choose_preset, preset_values
 
     now = settings_module.gather({"preset": preset})
     if now["preset"]:

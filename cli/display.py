@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 
-from specgguf.cli import stats_view, terminal
-from specgguf.cli.engine import Engine
-from specgguf.cli.notes import Notes
-from specgguf.cli.render import AnswerWriter, Collect, Sink, replay, write_json
-from specgguf.cli.settings import Settings
-from specgguf.cli.turn import Answer
+from . import stats_view, terminal
+from .engine import Engine
+from .notes import Notes
+from .render import AnswerWriter, Collect, Sink, replay, write_json
+from .settings import Settings
+from .turn import Answer
 
 
 class Display:

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from specgguf.cli import tables, terminal
-from specgguf.cli.notes import Notes
-from specgguf.cli.options import options
-from specgguf.cli.settings import Settings, gather
+from . import tables, terminal
+from .notes import Notes
+from .options import options
+from .settings import Settings, gather
 
 from specgguf.errors import SpecggufError
 
@@ -136,7 +136,8 @@ def _files(settings: Settings) -> tuple[Path, Path | None, dict[str, Any]]:
     Raises:
         SpecggufError: nothing is here.
     """
-    from specgguf import fit, hub, pairs
+    from specgguf import fit, pairs
+    from specgguf.models import hub
     from specgguf.config import DraftConfig
 
     given = {

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from specgguf.cli import exits, terminal
-from specgguf.cli.notes import Notes
-from specgguf.cli.pairing import Pair, pick
-from specgguf.cli.settings import Settings
+from . import exits, terminal
+from .notes import Notes
+from .pairing import Pair, pick
+from .settings import Settings
 
 from specgguf.errors import SpecggufError
 
@@ -136,14 +136,15 @@ def largest_n_ctx(settings: Settings, pair: Pair) -> int:
     Raises:
         SpecggufError: it fits with none.
     """
-    from specgguf import fit, peek
+    from specgguf import fit
+    from specgguf.models import remote_header
     from specgguf.footprint import Load
     from specgguf.hardware import this_machine
 
     def plan(path: Path, prefix: str) -> Load:
         names = ("n_gpu_layers", "flash_attn", "type_k", "type_v")
         given = {n: settings[prefix + n] for n in names if settings[prefix + n] is not None}
-        return Load(peek.peek(str(path)).dims, **given)
+        return Load(remote_header.peek(str(path)).dims, **given)
 
     draft = plan(pair.draft_model, "draft_") if isinstance(pair.draft_model, Path) else None
     n_ctx = fit.largest_n_ctx(fit.Plan(this_machine(), plan(pair.model, ""), draft))

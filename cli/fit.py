@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from specgguf.cli import tables
-from specgguf.cli.options import GroupedCommand, SectionOption, options
-from specgguf.cli.settings import Settings, gather
+from . import tables
+from .options import GroupedCommand, SectionOption, options
+from .settings import Settings, gather
 
 from specgguf.errors import SpecggufError
 
@@ -80,13 +80,14 @@ def fit(
 def _plan(settings: Settings, machine: Machine) -> tuple[Plan, tuple[Path | None, Path | None], str]:
     """The plan, where its files lie, and why this pair."""
     from specgguf import fit as planning
-    from specgguf import peek, presets
+    from specgguf.models import remote_header
+    from specgguf import presets
     from specgguf.footprint import Load
 
     offline = settings["offline"] or None
     why = ""
     if settings["model"] and settings["model"] not in presets.names():
-        target = peek.peek(settings["model"], offline=offline)
+        target = remote_header.peek(settings["model"], offline=offline)
         draft = _draft(settings, target.path, offline)
         loads = planning.Plan(
             machine,
@@ -105,20 +106,21 @@ def _plan(settings: Settings, machine: Machine) -> tuple[Plan, tuple[Path | None
         target=_load(plan.target, settings, ""),
         draft=_load(plan.draft, settings, "draft_") if plan.draft else None,
     )
-    found = [peek.peek(file, offline=offline).path for file in preset.files]
+    found = [remote_header.peek(file, offline=offline).path for file in preset.files]
     return plan, (found[0], found[1] if len(found) > 1 else None), why
 
 
 def _draft(settings: Settings, target: Path | None, offline: bool | None) -> Any:
-    from specgguf import pairs, peek
+    from specgguf import pairs
+    from specgguf.models import remote_header
 
     ref = settings["draft_model"]
     if ref in ("none", "off", "no", "lookup"):
         return None
     if ref is not None:
-        return peek.peek(ref, offline=offline)
+        return remote_header.peek(ref, offline=offline)
     best = pairs.best(target) if target else None
-    return peek.peek(best.path) if best else None
+    return remote_header.peek(best.path) if best else None
 
 
 def _load(load: Load, settings: Settings, prefix: str) -> Load:

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from specgguf.cli import sessions
-from specgguf.cli.notes import Notes
-from specgguf.cli.sessions import Lock, Session
-from specgguf.cli.turn import Answer, Message
+from . import sessions
+from .notes import Notes
+from .sessions import Lock, Session
+from .turn import Answer, Message
 
 from specgguf.errors import Busy, ConfigError
 

@@ -12,16 +12,16 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import NoReturn
 
-from specgguf.cli import commands, engine, exits, prompt, terminal
-from specgguf.cli.actions import Leave
-from specgguf.cli.display import Display
-from specgguf.cli.interrupts import LeaveNow
-from specgguf.cli.keeper import Keeper
-from specgguf.cli.notes import Notes
-from specgguf.cli.sessions import Session
-from specgguf.cli.settings import Settings, data_dir
-from specgguf.cli.stats_view import joined
-from specgguf.cli.talk import Talk
+from . import commands, engine, exits, prompt, terminal
+from .actions import Leave
+from .display import Display
+from .interrupts import LeaveNow
+from .keeper import Keeper
+from .notes import Notes
+from .sessions import Session
+from .settings import Settings, data_dir
+from .stats_view import joined
+from .talk import Talk
 
 LEAVE_WITHIN_S = 2.0
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import click
-from specgguf.cli import exits
+from . import exits
 
 # name -> (section, module of this package, one line of help). The module has a click command of that name.
 COMMANDS: dict[str, tuple[str, str, str]] = {
@@ -97,7 +97,7 @@ def _tell_unknown_variables() -> None:
     """A misspelt variable would be ignored: say so, but not into a shell that completes a line."""
     names = [name for name in os.environ if "SPECGGUF_" in name]
     if names and "_SPECGGUF_COMPLETE" not in names:
-        from specgguf.cli import notes, settings
+        from . import notes, settings
 
         for remark in settings.unknown_variables():
             notes.Notes().warn(remark)

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from specgguf.cli import tables, terminal
-from specgguf.cli.notes import Notes
-from specgguf.cli.progress import Progress, human_bytes
+from . import tables, terminal
+from .notes import Notes
+from .progress import Progress, human_bytes
 
 from specgguf.config import did_you_mean
 from specgguf.errors import ModelNotFound, SpecggufError, Unsupported
@@ -19,11 +19,11 @@ from specgguf.errors import ModelNotFound, SpecggufError, Unsupported
 if TYPE_CHECKING:
     from specgguf.presets import ModelFile
 
-    from specgguf.inventory import Found
+    from specgguf.models.inventory import Found
 
 
 def _complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    from specgguf import inventory
+    from specgguf.models import inventory
 
     return [m.name for m in inventory.models() if m.name.startswith(incomplete)]
 
@@ -47,7 +47,7 @@ def models() -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 def list_(as_json: bool) -> None:
     """All models on this machine, whoever brought them. -m takes the names."""
-    from specgguf import inventory
+    from specgguf.models import inventory
 
     found = inventory.models()
     if as_json:
@@ -68,7 +68,7 @@ def pull(refs: Sequence[str], offline: bool) -> None:
 
     An interrupted download goes on where it stopped. The paths are printed on stdout.
     """
-    from specgguf import hub
+    from specgguf.models import hub
 
     notes = _notes()
     for ref in refs:
@@ -101,7 +101,7 @@ def _announce(model: ModelFile, notes: Notes) -> None:
 @click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=_complete)
 def rm(names: Sequence[str]) -> None:
     """Remove models that specgguf brought here; what other programs brought is theirs."""
-    from specgguf import hub
+    from specgguf.models import hub
 
     for found in [_found(name) for name in names]:
         if not found.removable:
@@ -118,7 +118,7 @@ def _whose(found: Found) -> str:
 
 def _found(name: str) -> Found:
     """The model called `name`, or whose file is called so."""
-    from specgguf import inventory
+    from specgguf.models import inventory
 
     all_models = inventory.models()
     for model in all_models:
@@ -132,7 +132,7 @@ def _found(name: str) -> Found:
 @click.argument("names", nargs=-1, metavar="[NAME...]", shell_complete=_complete)
 def verify(names: Sequence[str]) -> int:
     """Read models in full and compare with their sha256; without names, all that specgguf brought."""
-    from specgguf import inventory
+    from specgguf.models import inventory
 
     chosen = [_found(n) for n in names] or [m for m in inventory.models() if m.removable]
     notes, n_bad = _notes(), 0
@@ -144,7 +144,7 @@ def verify(names: Sequence[str]) -> int:
 
 
 def _verdict(model: Found, notes: Notes) -> str:
-    from specgguf import hub, mirror
+    from specgguf.models import hub, mirror
 
     try:
         hub.check_file(model.path)
@@ -162,7 +162,8 @@ def _verdict(model: Found, notes: Notes) -> str:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 def pair(target: str, as_json: bool) -> None:
     """Find drafts for TARGET among what is here and the presets, and say why the others do not match."""
-    from specgguf import hub, pairs
+    from specgguf.models import hub
+    from specgguf import pairs
 
     path = hub.cached(target)
     if path is None:

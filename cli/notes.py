@@ -9,8 +9,8 @@ from __future__ import annotations
 import sys
 from typing import TextIO
 
-from specgguf.cli import terminal
-from specgguf.cli.terminal import Ink
+from . import terminal
+from .terminal import Ink
 
 
 class Notes:

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 
 import click
-from specgguf.cli import exits
-from specgguf.cli.loop import Room
+from . import exits
+from .loop import Room
 
 STDIN = "-"
 

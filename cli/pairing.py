@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specgguf.cli.notes import Notes
-from specgguf.cli.progress import Progress, human_bytes
-from specgguf.cli.settings import Settings
+from .notes import Notes
+from .progress import Progress, human_bytes
+from .settings import Settings
 
 from specgguf.errors import ConfigError, SpecggufError
 
@@ -59,9 +59,10 @@ def pick(settings: Settings, notes: Notes, *, yes: bool = False) -> Pair:
 
 def choose_preset(name: str, *, offline: bool = False) -> tuple[Preset, str]:
     """The preset that `name` means on this machine ("auto" picks), and one line of reason."""
-    from specgguf import fit, remote
+    from specgguf import fit
+    from specgguf.models import hf_client
 
-    return fit.named(name, offline=offline or remote.is_offline())
+    return fit.named(name, offline=offline or hf_client.is_offline())
 
 
 def _by_preset(preset: Preset, why: str, settings: Settings, notes: Notes, yes: bool) -> Pair:
@@ -130,7 +131,7 @@ def _matching_draft(model: Path) -> tuple[Path | None, str]:
 
 
 def _resolve(ref: ModelFile | str, settings: Settings, notes: Notes) -> Path:
-    from specgguf import hub
+    from specgguf.models import hub
 
     with Progress(notes) as progress:
         return hub.resolve(ref, offline=settings["offline"] or None, progress=progress)
@@ -138,7 +139,7 @@ def _resolve(ref: ModelFile | str, settings: Settings, notes: Notes) -> Path:
 
 def _consent(wanted: list[ModelFile | str], preset: str, settings: Settings, notes: Notes, yes: bool) -> None:
     """Say what a preset would download, and ask."""
-    from specgguf import hub
+    from specgguf.models import hub
 
     missing = [m for m in wanted if not isinstance(m, str) and hub.cached(m) is None]
     if not missing or settings["offline"]:
@@ -160,7 +161,7 @@ def _consent(wanted: list[ModelFile | str], preset: str, settings: Settings, not
 
 def preset_values(preset: Preset) -> dict[str, Any]:
     """A preset's values by the names of the settings table."""
-    from specgguf.cli.options import BY_NAME
+    from .options import BY_NAME
 
     values = {**preset.keywords, **preset.sampling}
     if preset.enable_thinking is not None:
@@ -170,6 +171,6 @@ def preset_values(preset: Preset) -> dict[str, Any]:
 
 def preset_keywords(preset: Preset) -> dict[str, Any]:
     """What a preset says to the engine that is no setting."""
-    from specgguf.cli.options import BY_NAME
+    from .options import BY_NAME
 
     return {name: value for name, value in preset.keywords.items() if name not in BY_NAME}

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
-from specgguf.cli import tables
-from specgguf.cli.options import options
-from specgguf.cli.progress import human_bytes
-from specgguf.cli.settings import gather
+from . import tables
+from .options import options
+from .progress import human_bytes
+from .settings import gather
 
 from specgguf.errors import ConfigError, SpecggufError
 
@@ -61,7 +61,7 @@ def list_(fits: bool = False, as_json: bool = False) -> None:
 
 
 def _row(preset: Preset) -> dict[str, Any]:
-    from specgguf import hub
+    from specgguf.models import hub
 
     missing = [m.bytes for m in preset.files if not isinstance(m, str) and hub.cached(m, verify=False) is None]
     return {
@@ -142,7 +142,7 @@ def _about(preset: Preset) -> list[tuple[str, str]]:
 
 
 def _model_rows(label: str, model: ModelFile | str) -> list[tuple[str, str]]:
-    from specgguf import hub
+    from specgguf.models import hub
 
     if isinstance(model, str):
         return [(label, model)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from types import TracebackType
 
-from specgguf.cli.notes import Notes
+from .notes import Notes
 
 BAR = 24
 REDRAW_S = 0.1

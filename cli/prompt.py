@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from specgguf.cli.notes import Notes
+from .notes import Notes
 
 if TYPE_CHECKING:
     from prompt_toolkit.key_binding import KeyBindings

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Protocol, TextIO
 
-from specgguf.cli import terminal
-from specgguf.cli.notes import Notes
-from specgguf.cli.reasoning import Span
-from specgguf.cli.terminal import Ink
-from specgguf.cli.wrap import WordWrap
+from . import terminal
+from .notes import Notes
+from .reasoning import Span
+from .terminal import Ink
+from .wrap import WordWrap
 
 
 class Sink(Protocol):
@@ -56,7 +56,7 @@ class AnswerWriter:
         self._wrap_reasoning = _wrapper(notes.stream) if wrap and notes.ink.live else None
         self._markdown = None
         if markdown and ink.styles and not highlight:
-            from specgguf.cli.markdown import StableMarkdown
+            from .markdown import StableMarkdown
 
             self._markdown = StableMarkdown(terminal.width(self._out), color=ink.color)
 

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from specgguf.cli import engine, exits, terminal
-from specgguf.cli.engine import Loaded
-from specgguf.cli.notes import Notes
-from specgguf.cli.options import GroupedCommand, SectionOption, options
-from specgguf.cli.settings import Settings, gather
+from . import engine, exits, terminal
+from .engine import Loaded
+from .notes import Notes
+from .options import GroupedCommand, SectionOption, options
+from .settings import Settings, gather
 
 from specgguf.errors import SpecggufError
 

@@ -17,7 +17,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from specgguf.cli.settings import data_dir
+from .settings import data_dir
 
 from specgguf.config import did_you_mean
 from specgguf.errors import Busy, ConfigError, ModelNotFound, SpecggufError

@@ -8,9 +8,9 @@ from dataclasses import asdict
 from typing import IO
 
 import click
-from specgguf.cli import sessions as store
-from specgguf.cli import terminal
-from specgguf.cli.exits import describe
+from . import sessions as store
+from . import terminal
+from .exits import describe
 
 from specgguf.errors import SpecggufError
 

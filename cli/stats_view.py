@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from specgguf.cli import terminal
-from specgguf.cli.terminal import Ink
+from . import terminal
+from .terminal import Ink
 
 if TYPE_CHECKING:
     from specgguf.stats import Stats

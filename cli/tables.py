@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 
 import click
-from specgguf.cli import terminal
-from specgguf.cli.terminal import clean
+from . import terminal
+from .terminal import clean
 
 LEAST_ROOM = 20  # columns: a last column that is narrower is left to the terminal
 

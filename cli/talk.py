@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass, field
 
-from specgguf.cli.engine import Loaded, thinking
-from specgguf.cli.interrupts import Interrupts
-from specgguf.cli.keeper import Keeper
-from specgguf.cli.notes import Notes
-from specgguf.cli.render import Sink
-from specgguf.cli.settings import Settings
-from specgguf.cli.turn import Answer, Message, ask
+from .engine import Loaded, thinking
+from .interrupts import Interrupts
+from .keeper import Keeper
+from .notes import Notes
+from .render import Sink
+from .settings import Settings
+from .turn import Answer, Message, ask
 
 from specgguf.errors import ContextFull
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from specgguf.cli.engine import Engine
-from specgguf.cli.interrupts import Interrupts
-from specgguf.cli.reasoning import Span, Spans
-from specgguf.cli.render import Sink
+from .engine import Engine
+from .interrupts import Interrupts
+from .reasoning import Span, Spans
+from .render import Sink
 
 from specgguf.errors import Cancelled
 

@@ -15,14 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from specgguf.config import (
-    DRAFT_MAX_LIMIT,
-    KV_TYPES,
-    SamplingParams,
-    did_you_mean,
-    from_mapping,
-    require_whole,
-)
+from specgguf.config import DRAFT_MAX_LIMIT, KV_TYPES, SamplingParams, did_you_mean, from_mapping, require_whole
 from specgguf.errors import ConfigError
 
 OPEN_LICENCES = ("Apache-2.0", "MIT")

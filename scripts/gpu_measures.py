@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 from specgguf.presets import Shape
 
-from specgguf import SamplingParams, backend, costs, dims, footprint, predict
+from specgguf import SamplingParams, backend, costs, footprint, predict
+from specgguf.models import hparams
 from specgguf.config import DRAFT_MAX_LIMIT, KV_TYPES
 from specgguf.controller import Adaptive
 from specgguf.hardware import this_machine
@@ -72,7 +73,7 @@ class PairPlan:
     def loads(self, paths: Sequence[Path]) -> list[footprint.Load]:
         """For `footprint`."""
         kv = (self.type_kv, self.draft_type_kv)
-        return [footprint.Load(dims.of_file(p), self.n_ctx, type_k=k, type_v=k) for p, k in zip(paths, kv, strict=True)]
+        return [footprint.Load(hparams.of_file(p), self.n_ctx, type_k=k, type_v=k) for p, k in zip(paths, kv, strict=True)]
 
 
 def free_bytes() -> int:

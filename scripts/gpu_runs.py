@@ -15,7 +15,8 @@ from pathlib import Path
 
 from gpu_measures import DRAFT_MAX, Json, PairPlan, buffers, free_bytes, ids, logged, telling
 
-from specgguf import SamplingParams, SpeculativeLlama, backend, dims
+from specgguf import SamplingParams, SpeculativeLlama, backend
+from specgguf.models import hparams
 
 BIAS = 500.0
 BIASED_IDS = range(200, 216)
@@ -127,7 +128,7 @@ CASES: dict[str, tuple[Json, str]] = {
 
 def arguments(path: Path, n_ctx: int, tell: Callable[[str], None]) -> Json:
     """Load a small model as target and as draft with each set of arguments: log, memory, speed, and the answer."""
-    shape, offloads = dims.of_file(path), backend.supports_gpu_offload()
+    shape, offloads = hparams.of_file(path), backend.supports_gpu_offload()
     places = {"all": str(shape.n_layer + 1), "half": str(shape.n_layer // 2)}
     found: Json = {}
     for name, (keywords, wanted) in CASES.items():

@@ -46,7 +46,8 @@ def files(args: Namespace, regime: Regime) -> dict[str, Path]:
     """The regime's pair; copies that are not there yet are made."""
     target, draft = args.target, args.draft
     if target is None or draft is None:
-        from specgguf import hub, presets
+        from specgguf.models import hub
+        from specgguf import presets
 
         demo = presets.load("demo")
         assert demo.draft is not None

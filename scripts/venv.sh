@@ -85,7 +85,7 @@ use_venv() {
     fi
 
     # A strict editable install lists its files: it is renewed when one is added, and type checkers can read it.
-    files=$(cksum pyproject.toml && ls specgguf cli presets)
+    files=$(cksum pyproject.toml && find specgguf cli presets -name "*.py" -o -name "*.toml" -o -name "*.jsonl" | sort)
     stamp=$folder/.specgguf-files
     if [ "$files" != "$(cat "$stamp" 2>/dev/null)" ]; then
         : >>"$log"

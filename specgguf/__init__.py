@@ -12,18 +12,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from .api import SpeculativeLlama
     from .config import DraftConfig, SamplingParams
-    from .errors import (
-        BackendError,
-        Busy,
-        Cancelled,
-        ConfigError,
-        ContextFull,
-        DownloadError,
-        ModelNotFound,
-        SpecggufError,
-        Unsupported,
-        VocabMismatch,
-    )
+    from .errors import BackendError, Busy, Cancelled, ConfigError, ContextFull, DownloadError, ModelNotFound, SpecggufError, Unsupported, VocabMismatch
     from .rounds import Round
     from .stats import Stats
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from . import hardware, hub, peek, presets
-from .dims import Dims
+from . import hardware, presets
+from .models import hub, remote_header
+from .models.hparams import Dims
 from .errors import ConfigError, SpecggufError
 from .footprint import N_CTX_STEP, Footprint, Load, footprint
 from .hardware import GIB, MIB, Machine
@@ -69,7 +70,7 @@ def plan_of(preset: Preset, machine: Machine, *, offline: bool | None = None) ->
 def loads_of(preset: Preset, *, offline: bool | None = None) -> tuple[Load, Load | None]:
     """How a preset's models are to be loaded. Raises as `plan_of`."""
     target = Load(
-        peek.peek(preset.target, offline=offline).dims,
+        remote_header.peek(preset.target, offline=offline).dims,
         n_ctx=preset.n_ctx,
         n_gpu_layers=-1 if preset.n_gpu_layers is None else preset.n_gpu_layers,
         type_k=preset.type_k,
@@ -79,7 +80,7 @@ def loads_of(preset: Preset, *, offline: bool | None = None) -> tuple[Load, Load
     )
     if preset.draft is None:
         return target, None
-    of_draft = peek.peek(preset.draft, offline=offline).dims
+    of_draft = remote_header.peek(preset.draft, offline=offline).dims
     return target, replace(target, dims=of_draft, type_k=preset.draft_type_k, type_v=preset.draft_type_v)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from .config import DRAFT_MAX_LIMIT, KV_TYPES
-from .dims import Dims
+from .models.hparams import Dims
 from .errors import BackendError
 from .hardware import MIB, Machine
 

@@ -32,7 +32,7 @@ SAMPLING_KEYS = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "ma
 @llm.hookimpl  # type: ignore[untyped-decorator,unused-ignore]
 def register_models(register: Any) -> None:
     """Tell `llm` the names; nothing is read but the names of the preset files."""
-    from specgguf import presets
+    from . import presets
 
     register(Model(OWN))
     for name in presets.names():
@@ -126,7 +126,8 @@ def _open(model_id: str, n_ctx: int | None) -> tuple[SpeculativeLlama, dict[str,
 
 
 def _load(model_id: str, own: Mapping[str, Any]) -> tuple[SpeculativeLlama, dict[str, Any]]:
-    from . import fit, hub
+    from . import fit
+    from .models import hub
     from .api import SpeculativeLlama
 
     config = read_settings() if model_id == OWN else {}

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from . import backend, header, rewind
+from . import backend, rewind
+from .models import header
 from .errors import BackendError, Cancelled, ConfigError, ContextFull
 from .prefixes import common_prefix
 from .weights import Weights

@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import ggml, hub, inventory, presets, vocab
+from . import ggml, presets, vocab
+from .models import hub, inventory
 from .errors import BackendError, SpecggufError
-from .inventory import Found
+from .models.inventory import Found
 from .presets import ModelFile
 
 SHARE_MAX = 0.5  # of the target's size: a larger draft cannot pay

@@ -12,7 +12,8 @@ from typing import Any
 
 import llama_cpp
 
-from . import backend, header, heads
+from . import backend
+from .models import header, header_check
 from .errors import BackendError, ConfigError
 
 MAPPED_ALIGNMENT = 32  # bytes: where ggml takes tensors in a mapped file
@@ -98,7 +99,7 @@ def _check_head(path: str, keywords: Mapping[str, Any]) -> None:
         head = header.read(path)
     except header.GgufError:
         return
-    if why := heads.impossible(head, keywords.get("kv_overrides")):
+    if why := header_check.impossible(head, keywords.get("kv_overrides")):
         raise BackendError(f"{path} is damaged: {why}", hint="download or convert it again")
     alignment = head.metadata.get("general.alignment")
     first = head.data_start + min((t.offset for t in head.tensors), default=0)

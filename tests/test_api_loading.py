@@ -11,7 +11,8 @@ from support import tiny
 from conftest import Pair
 from specgguf.presets import Match, Preset
 
-from specgguf import ConfigError, SpeculativeLlama, Unsupported, fit, hub, presets
+from specgguf import ConfigError, SpeculativeLlama, Unsupported, fit, presets
+from specgguf.models import hub
 
 
 @pytest.fixture

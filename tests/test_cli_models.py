@@ -20,7 +20,8 @@ from support.hubserver import HubServer
 from specgguf.cli.main import cli
 from specgguf.cli.options import SETTINGS
 
-from specgguf import hardware, inventory, mirror, presets, remote
+from specgguf import hardware, presets
+from specgguf.models import inventory, mirror, hf_client
 from specgguf.hardware import Machine, described
 
 REPO = "org/Tiny-GGUF"
@@ -49,7 +50,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(inventory, "home", lambda: tmp_path)
     monkeypatch.setattr(mirror, "cache_folder", lambda: tmp_path / "cache" / "specgguf" / "models")
     monkeypatch.setattr(presets, "user_folder", lambda: tmp_path / "config" / "specgguf" / "presets")
-    monkeypatch.setattr(remote, "_unreachable", {})
+    monkeypatch.setattr(hf_client, "_unreachable", {})
     return tmp_path
 
 

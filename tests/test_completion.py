@@ -8,16 +8,7 @@ from typing import Any
 import pytest
 from llama_cpp import llama_chat_format as upstream
 
-from specgguf.completion import (
-    Final,
-    Head,
-    Json,
-    chat,
-    chat_chunks,
-    completion,
-    completion_chunks,
-    response_grammar,
-)
+from specgguf.completion import Final, Head, Json, chat, chat_chunks, completion, completion_chunks, response_grammar
 from specgguf.errors import ConfigError
 from specgguf.logprobs import LogprobWriter
 from specgguf.rounds import TokenLogprob

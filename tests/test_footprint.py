@@ -12,7 +12,8 @@ from support import models
 import pytest
 from conftest import Pair
 
-from specgguf import dims, fit, footprint, ggml
+from specgguf.models import hparams
+from specgguf import fit, footprint, ggml
 from specgguf.errors import BackendError
 from specgguf.footprint import Load, dry_settings, graph_bytes, measured, minimal_context_bytes, need
 from specgguf.hardware import GIB, MIB, described
@@ -31,7 +32,7 @@ REAL: dict[str, Callable[[], Path]] = {
 @pytest.mark.parametrize(("n_ctx", "kv"), [(512, "f16"), (4096, "q8_0"), (16384, "f16"), (16384, "q8_0")])
 def test_the_formula_agrees_with_llama_cpp(model: str, n_ctx: int, kv: str) -> None:
     path = REAL[model]()
-    load = Load(dims.of_file(path), n_ctx=n_ctx, type_k=kv, type_v=kv)
+    load = Load(hparams.of_file(path), n_ctx=n_ctx, type_k=kv, type_v=kv)
     theirs = ggml.dry_load(str(path), dry_settings(load, "cpu"))
     caches = 2 if load.dims.n_masks == 2 else 1  # each is printed, and rounded, by itself
     assert abs(need(load, "cpu").host_kv - theirs.kv_bytes) <= caches * PRINTED
@@ -43,7 +44,7 @@ def test_the_formula_agrees_with_llama_cpp(model: str, n_ctx: int, kv: str) -> N
 @pytest.mark.parametrize("change", [{"flash_attn": False}, {"n_outputs": 512}, {"n_ubatch": 128}], ids=str)
 def test_the_formula_holds_for_other_settings(change: dict[str, int]) -> None:
     path = models.demo_pair()[1]
-    load = replace(Load(dims.of_file(path)), **change)  # type: ignore[arg-type]
+    load = replace(Load(hparams.of_file(path)), **change)  # type: ignore[arg-type]
     theirs = ggml.dry_load(str(path), dry_settings(load, "cpu"))
     assert graph_bytes(load) == pytest.approx(sum(theirs.compute.values()), rel=0.03)
 
@@ -51,7 +52,7 @@ def test_the_formula_holds_for_other_settings(change: dict[str, int]) -> None:
 @pytest.mark.real
 def test_a_child_process_says_the_same() -> None:
     path = models.smollm2()
-    load = Load(dims.of_file(path))
+    load = Load(hparams.of_file(path))
     theirs = measured(load, path)
     assert theirs.host_compute == pytest.approx(graph_bytes(load) + minimal_context_bytes(load.dims), rel=0.03)
     assert theirs.host_weights == need(load, "cpu").host_weights
@@ -59,7 +60,7 @@ def test_a_child_process_says_the_same() -> None:
 
 def test_a_wrong_formula_would_be_seen(tiny_chat: Pair) -> None:
     """Negative control: forgetting one cache, or a quantisation, is far outside the bounds."""
-    load = Load(dims.of_file(tiny_chat.target), n_ctx=4096)
+    load = Load(hparams.of_file(tiny_chat.target), n_ctx=4096)
     theirs = measured(load, tiny_chat.target)
     halved = replace(load, dims=replace(load.dims, v_width=(0,) * load.dims.n_layer))
     assert abs(need(halved, "cpu").host_kv - theirs.host_kv) > PRINTED
@@ -70,7 +71,7 @@ def test_a_wrong_formula_would_be_seen(tiny_chat: Pair) -> None:
 @pytest.mark.parametrize("fixture", ["tiny_chat", "tiny_sliding", "tiny_hybrid", "tiny_recurrent"])
 def test_llama_cpp_plans_every_kind_of_memory(fixture: str, request: pytest.FixtureRequest) -> None:
     path: Path = request.getfixturevalue(fixture).target
-    load = Load(dims.of_file(path), n_ctx=512)
+    load = Load(hparams.of_file(path), n_ctx=512)
     theirs = measured(load, path)
     assert theirs.host_compute > 0
     assert load.dims.is_sure == (fixture in ("tiny_chat", "tiny_sliding"))
@@ -79,7 +80,7 @@ def test_llama_cpp_plans_every_kind_of_memory(fixture: str, request: pytest.Fixt
 
 
 def test_a_file_that_cannot_be_planned_says_so(tmp_path: Path, tiny_chat: Pair) -> None:
-    load = Load(dims.of_file(tiny_chat.target))
+    load = Load(hparams.of_file(tiny_chat.target))
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(tiny_chat.target.read_bytes()[:1000])
     with pytest.raises(BackendError, match=r"broken\.gguf"):
@@ -104,7 +105,7 @@ def test_the_whole_process_is_within_a_tenth() -> None:
     path = models.smollm2()
     done = subprocess.run([sys.executable, "-P", "-c", RESIDENT, str(path)], capture_output=True, text=True, check=True)
     resident = int(done.stdout.split()[-1]) * 1024
-    n = need(Load(dims.of_file(path)), "cpu")
+    n = need(Load(hparams.of_file(path)), "cpu")
     assert n.host + n.host_pages + footprint.HOST_OVERHEAD_MIB["cpu"] * MIB == pytest.approx(resident, rel=0.1)
 
 
@@ -113,7 +114,7 @@ def test_copies_that_a_cpu_makes_are_counted() -> None:
     """As llama.cpp logs them on x86 with AVX2: "CPU_REPACK model buffer size"."""
     logged = {"qwen-1.5b": 596.53, "qwen-0.5b": 28.05, "gemma": 12.66, "smollm2": 0.0}
     for name, mib in logged.items():
-        d = dims.of_file(REAL[name]())
+        d = hparams.of_file(REAL[name]())
         assert footprint.repacked_bytes(d, "x86_64") == pytest.approx(mib * MIB, abs=PRINTED)
 
 
@@ -122,7 +123,7 @@ def test_copies_that_a_cpu_makes_are_counted() -> None:
 
 @pytest.fixture
 def load(tiny_chat: Pair) -> Load:
-    return Load(dims.of_file(tiny_chat.target), n_ctx=1024)
+    return Load(hparams.of_file(tiny_chat.target), n_ctx=1024)
 
 
 def test_a_card_takes_all_but_the_embedding(load: Load) -> None:

@@ -20,7 +20,7 @@ from support.contexts import KEYWORDS, MEMORIES, NOISE, TEXT, Opened, opened_as
 
 from specgguf import backend, rewind
 from specgguf.errors import BackendError, Cancelled, ContextFull, ModelNotFound
-from specgguf.header import check_gguf
+from specgguf.models.header import check_gguf
 from specgguf.model import Model
 from specgguf.prefixes import common_prefix
 from specgguf.weights import Weights

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from specgguf.presets import ModelFile, Preset
 
-from specgguf import dims, fit, footprint, presets
+from specgguf.models import hparams
+from specgguf import fit, footprint, presets
 from specgguf.config import DRAFT_MAX_LIMIT
 from specgguf.errors import ConfigError
 from specgguf.hardware import MIB, Machine, described
@@ -102,7 +103,7 @@ def test_a_shape_describes_its_file(name: str) -> None:
     for model in files(presets.load(name)):
         kind = next(k for k in bits if k in model.name.lower())
         low, high = bits[kind]
-        assert low < 8 * model.bytes / dims.of_preset_model(model).n_params < high
+        assert low < 8 * model.bytes / hparams.of_preset_model(model).n_params < high
 
 
 VALID = """

@@ -14,7 +14,8 @@ import pytest
 from support import tiny
 from gguf import GGUFValueType
 
-from specgguf import BackendError, SpecggufError, dims, header, heads
+from specgguf import BackendError, SpecggufError
+from specgguf.models import hparams, header, header_check
 from specgguf.weights import Weights
 
 Lie = tuple[str, GGUFValueType, Any]
@@ -89,11 +90,11 @@ def exit_code(path: str) -> int:
 
 def test_more_experts_than_llama_cpp_has_room_for(lying: Callable[..., str]) -> None:
     used = ("llama.expert_used_count", UINT32, 2)
-    path = lying(("llama.expert_count", UINT32, heads.MAX_EXPERTS + 1), used)
-    with pytest.raises(BackendError, match=f"is damaged: llama.expert_count is {heads.MAX_EXPERTS + 1}$"):
+    path = lying(("llama.expert_count", UINT32, header_check.MAX_EXPERTS + 1), used)
+    with pytest.raises(BackendError, match=f"is damaged: llama.expert_count is {header_check.MAX_EXPERTS + 1}$"):
         Weights(path)
     assert exit_code(path) < 0
-    path = lying(("llama.expert_count", UINT32, heads.MAX_EXPERTS), used)
+    path = lying(("llama.expert_count", UINT32, header_check.MAX_EXPERTS), used)
     with pytest.raises(BackendError, match=r"llama.cpp could not load .*blk\.0\.ffn_"):
         Weights(path)
     assert exit_code(path) == 1
@@ -153,7 +154,7 @@ def test_what_llama_cpp_loads_is_not_refused(lying: Callable[..., str]) -> None:
 @pytest.mark.parametrize("value", [513, 2**32 - 1])
 def test_a_layer_count_beyond_all_measure_takes_no_memory(lying: Callable[..., str], value: int) -> None:
     with pytest.raises(SpecggufError, match=f"lying.gguf is damaged: llama.block_count is {value}"):
-        dims.of_file(Path(lying(("llama.block_count", UINT32, value))))
+        hparams.of_file(Path(lying(("llama.block_count", UINT32, value))))
 
 
 @pytest.mark.parametrize("value", [0, 3, "x"])

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from specgguf.presets import ModelFile, Part
 
-from specgguf import hub, presets
+from specgguf.models import hub
+from specgguf import presets
 
 SMOLLM2 = ModelFile(
     file="SmolLM2-135M-Instruct.Q4_1.gguf",

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from . import header
-from .errors import Unsupported
+from specgguf.errors import Unsupported
 from .header import Header
-from .heads import impossible
-from .presets import ModelFile
+from .header_check import impossible
+from specgguf.presets import ModelFile
 
 Q8_0, Q4_K, Q6_K = 8, 12, 14  # ggml types
 

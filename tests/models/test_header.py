@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specgguf import header
-from specgguf.header import ArrayInfo, GgufError
+from specgguf.models import header
+from specgguf.models.header import ArrayInfo, GgufError
 
 
 @pytest.fixture(params=["tiny_chat", "tiny_hybrid", "tiny_recurrent", "tiny_sliding"])

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import mirror, remote
+from . import mirror, hf_client
 from .header import shards
 
 OURS, HUB, LLAMA_CPP, LM_STUDIO, OLLAMA = "specgguf", "hub", "llama.cpp", "LM Studio", "Ollama"
@@ -78,13 +78,13 @@ def _noted(path: Path) -> str:
 
 def _hub() -> Iterator[Found]:
     try:
-        repos = sorted(remote.cache_folder().glob("models--*--*"))
+        repos = sorted(hf_client.cache_folder().glob("models--*--*"))
     except OSError:
         return
     for folder in repos:
         repo = folder.name.removeprefix("models--").replace("--", "/", 1)
         seen: set[str] = set()
-        for snapshot in remote.snapshots(repo):
+        for snapshot in hf_client.snapshots(repo):
             for path in _ggufs(snapshot):
                 file = path.relative_to(snapshot).as_posix()
                 if file in seen:

@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from . import header, inventory, mirror, remote
-from .config import did_you_mean
-from .errors import DownloadError, ModelNotFound, SpecggufError
+from . import header, inventory, mirror, hf_client
+from specgguf.config import did_you_mean
+from specgguf.errors import DownloadError, ModelNotFound, SpecggufError
 from .header import shards
 from .mirror import Progress
-from .presets import ModelFile
+from specgguf.presets import ModelFile
 
 # What a bare org/repo means, in order: the common best compromise first.
 PREFERRED = ("Q4_K_M", "Q4_K_S", "Q4_0", "Q5_K_M", "Q8_0", "F16", "BF16")
@@ -40,7 +40,7 @@ def resolve(ref: str | Path | ModelFile, *, offline: bool | None = None, progres
         DownloadError: the network, the hub or a hash said no.
         SpecggufError: the file is no usable GGUF.
     """
-    offline = remote.is_offline() if offline is None else offline
+    offline = hf_client.is_offline() if offline is None else offline
     found = cached(ref, progress=progress)
     if found is not None:
         return found
@@ -70,7 +70,7 @@ def cached(ref: str | Path | ModelFile, *, progress: Progress | None = None, ver
     if path.exists() or _looks_like_path(str(ref)):
         return check_file(path)
     repo, wanted = split_reference(str(ref))
-    files = [p.relative_to(s).as_posix() for s in remote.snapshots(repo) for p in sorted(s.rglob("*.gguf"))]
+    files = [p.relative_to(s).as_posix() for s in hf_client.snapshots(repo) for p in sorted(s.rglob("*.gguf"))]
     if not wanted and not any(_has_quant(f, PREFERRED[0]) for f in files):
         return None  # the hub may hold the preferred one
     name = choose_file(files, wanted)
@@ -161,7 +161,7 @@ def _assembled(model: ModelFile) -> Path:
 
 
 def _cached_model(model: ModelFile, progress: Progress | None, verify: bool) -> Path | None:
-    for path in [_assembled(model), *(s / model.file for s in remote.snapshots(model.repo))]:
+    for path in [_assembled(model), *(s / model.file for s in hf_client.snapshots(model.repo))]:
         with suppress(OSError):
             right_size = path.stat().st_size == model.bytes
             if right_size and (not verify or _verified(path, model.sha256, progress)):
@@ -206,9 +206,9 @@ def _fetch_model(model: ModelFile, *, offline: bool, progress: Progress | None) 
     hub_said: SpecggufError | None = None
     if model.repo:
         try:
-            path = remote.download(model.repo, model.file, model.revision, progress=progress)
+            path = hf_client.download(model.repo, model.file, model.revision, progress=progress)
             return _keep_if_right(path, model.sha256, progress)
-        except remote.HashError:
+        except hf_client.HashError:
             raise
         except SpecggufError as error:
             hub_said = error
@@ -231,7 +231,7 @@ def _keep_if_right(path: Path, sha256: str, progress: Progress | None) -> Path:
         return path
     path.resolve().unlink()
     path.unlink(missing_ok=True)
-    raise remote.HashError(
+    raise hf_client.HashError(
         f"{path.name}: the hub sent other bytes than promised (wrong sha256); the file was not kept",
         hint="try again; if it stays so, the upload was changed: report it",
     )
@@ -264,7 +264,7 @@ def remove(found: inventory.Found) -> None:
 
 def _in_snapshots(repo: str, name: str) -> Path | None:
     """`name` in the newest snapshot of the hub's cache that has it whole, all shards included."""
-    for snapshot in remote.snapshots(repo):
+    for snapshot in hf_client.snapshots(repo):
         paths = [snapshot / shard for shard in shards(name)]
         if all(p.is_file() for p in paths):
             return check_file(paths[0])
@@ -277,7 +277,7 @@ def find_in_repo(repo: str, wanted: str) -> tuple[str, str, dict[str, str]]:
     Raises:
         ModelNotFound, DownloadError: no such repository or file, or no network.
     """
-    revision, files = remote.list_files(repo)
+    revision, files = hf_client.list_files(repo)
     name = choose_file(list(files), wanted)
     if name is None:
         raise _nothing_fits(repo, wanted, list(files))
@@ -291,7 +291,7 @@ def _fetch_from_repo(repo: str, wanted: str, *, progress: Progress | None) -> Pa
     revision, name, files = find_in_repo(repo, wanted)
     paths = []
     for shard in shards(name):
-        path = remote.download(repo, shard, revision, progress=progress)
+        path = hf_client.download(repo, shard, revision, progress=progress)
         promised = files[shard]
         paths.append(_keep_if_right(path, promised, progress) if promised else path)
     return check_file(paths[0])
@@ -307,6 +307,6 @@ def _nothing_fits(repo: str, wanted: str, files: list[str]) -> ModelNotFound:
 
 def _not_here(repo: str, wanted: str) -> ModelNotFound:
     name = f"{repo}:{wanted}" if wanted else repo
-    here = [p.name for s in remote.snapshots(repo) for p in s.rglob("*.gguf")]
+    here = [p.name for s in hf_client.snapshots(repo) for p in s.rglob("*.gguf")]
     hint = f"here of that repository: {', '.join(sorted(set(here)))}" if here else "unset HF_HUB_OFFLINE to download it"
     return ModelNotFound(f"{name} is not on this machine, and offline mode is on", hint=hint)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from .errors import BackendError, ModelNotFound, SpecggufError
+from specgguf.errors import BackendError, ModelNotFound, SpecggufError
 
 MAGIC = b"GGUF"
 _SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")

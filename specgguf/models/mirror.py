@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
-from .errors import DownloadError
-from .presets import ModelFile, Part
+from specgguf.errors import DownloadError
+from specgguf.presets import ModelFile, Part
 
 Progress = Callable[[str, int, int], None]  # (what, bytes done, bytes in all; 0 where unknown)
 

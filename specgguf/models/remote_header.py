@@ -11,10 +11,10 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import dims, header, hub, remote
-from .dims import Dims
-from .errors import ModelNotFound
-from .presets import ModelFile
+from . import hparams as dims, header, hub, hf_client
+from .hparams import Dims
+from specgguf.errors import ModelNotFound
+from specgguf.presets import ModelFile
 
 BLOCK = 2 << 20  # bytes fetched at once
 
@@ -44,12 +44,12 @@ def peek(ref: str | Path | ModelFile, *, offline: bool | None = None) -> Peeked:
         return Peeked(dims.of_file(path), path)
     if isinstance(ref, ModelFile) and ref.shape is not None:
         return Peeked(dims.of_preset_model(ref), None, ref.bytes)
-    if remote.is_offline() if offline is None else offline:
+    if hf_client.is_offline() if offline is None else offline:
         raise ModelNotFound(f"{ref} is not on this machine, and offline mode is on", hint="unset HF_HUB_OFFLINE")
     files = _files(ref)
     heads, size = [], 0
     for repo, name, revision in files:
-        source = remote.RangeFile(repo, name, revision)
+        source = hf_client.RangeFile(repo, name, revision)
         heads.append(header.read(io.BufferedReader(source, BLOCK)))
         size += source.size
     return Peeked(dims.of_heads(heads, files[0][1]), None, size)
@@ -63,7 +63,7 @@ def hollow(ref: str | ModelFile, folder: Path) -> Path:
     """
     paths = []
     for repo, name, revision in _files(ref):
-        source = remote.RangeFile(repo, name, revision)
+        source = hf_client.RangeFile(repo, name, revision)
         reader = io.BufferedReader(source, BLOCK)
         end = header.read(reader).data_start
         reader.seek(0)

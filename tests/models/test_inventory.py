@@ -11,9 +11,10 @@ import pytest
 from conftest import Pair
 from specgguf.presets import ModelFile
 
-from specgguf import hub, inventory, mirror, pairs, presets
+from specgguf.models import hub, inventory, mirror
+from specgguf import pairs, presets
 from specgguf.errors import ModelNotFound
-from specgguf.inventory import HUB, LLAMA_CPP, LM_STUDIO, OLLAMA, OURS
+from specgguf.models.inventory import HUB, LLAMA_CPP, LM_STUDIO, OLLAMA, OURS
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .errors import DownloadError, ModelNotFound, SpecggufError
+from specgguf.errors import DownloadError, ModelNotFound, SpecggufError
 from .mirror import Progress
 
 CONNECT_S = 6.0  # how long the first answer of the hub may take
