@@ -70,9 +70,9 @@ def doctor(speed: bool, as_json: bool, **flags: Any) -> int:
 def _versions() -> dict[str, str]:
     from importlib.metadata import version
 
-    from specgguf import ggml
+    from specgguf.native import devices
 
-    python, compiled = ggml.build_info()
+    python, compiled = devices.build_info()
     return {
         "specgguf": version("specgguf"),
         "llama-cpp-python": python,

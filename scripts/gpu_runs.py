@@ -15,7 +15,8 @@ from pathlib import Path
 
 from gpu_measures import DRAFT_MAX, Json, PairPlan, buffers, free_bytes, ids, logged, telling
 
-from specgguf import SamplingParams, SpeculativeLlama, backend
+from specgguf import SamplingParams, SpeculativeLlama
+from specgguf.native import backend
 from specgguf.models import hparams
 
 BIAS = 500.0

@@ -59,7 +59,7 @@ def copy(source: Path, file_type: str) -> Path:
     """`source` requantised, from the cache where it is there already."""
     import llama_cpp
 
-    from specgguf import backend
+    from specgguf.native import backend
 
     folder = cache_folder()
     folder.mkdir(parents=True, exist_ok=True)

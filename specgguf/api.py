@@ -15,7 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Unpack, overload
 
-from . import backend, completion, prompts, vocab
+from .native import backend, vocab
+from . import completion, prompts
 from .calls import ChatOptions, Chunks, CompletionOptions, Json, Messages, Prompt, Reply, Streamed, Whole
 from .completion import Final, Head
 from .config import DraftConfig, SamplingParams, parse_draft

@@ -21,7 +21,7 @@ from .drafter import Drafter, ModelDrafter
 from .errors import Busy, Cancelled, ConfigError, Unsupported
 from .generate import Cutter, generate
 from .lookup import LookupDrafter
-from .model import Model
+from .native.context import Model
 from .rounds import Round
 from .sampling import GrammarCursor, Rng, Transform
 from .stats import Stats

@@ -261,11 +261,11 @@ def _with_measured(by_formula: Need, answer: dict[str, Any], kind: str, dims: Di
 
 def answer_dry_load(request: str) -> None:
     """The child's part of `measured`: one line of JSON on stdout."""
-    from . import ggml
+    from .native import devices
 
     asked = json.loads(request)
     try:
-        answer: dict[str, Any] = ggml.dry_load(asked["path"], asked["settings"])._asdict()
+        answer: dict[str, Any] = devices.dry_load(asked["path"], asked["settings"])._asdict()
     except BackendError as error:
         answer = {"error": str(error)}
     sys.stdout.write(json.dumps(answer) + "\n")

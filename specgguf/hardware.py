@@ -85,7 +85,7 @@ def this_machine() -> Machine:
     Raises:
         BackendError: llama-cpp-python is not usable.
     """
-    from . import ggml
+    from .native import devices as ggml
 
     found = []
     for raw in ggml.devices():

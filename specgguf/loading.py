@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import backend, vocab
+from .native import backend, vocab
 from .config import DRAFT_MAX_LIMIT, DraftConfig, did_you_mean, kv_type, require_whole
 from .engine import Engine
 from .errors import ConfigError, SpecggufError, Unsupported
-from .model import Model
+from .native.context import Model
 from .trace import Trace
-from .weights import Weights
+from .native.weights import Weights
 
 INSTALL_LINES = (
     'CUDA: CMAKE_ARGS="-DGGML_CUDA=on" pip install --force-reinstall --no-cache-dir llama-cpp-python; '

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import ggml, presets, vocab
+from .native import devices, vocab
+from . import presets
 from .models import hub, inventory
 from .errors import BackendError, SpecggufError
 from .models.inventory import Found
@@ -43,7 +44,7 @@ def candidates(target: Path) -> list[Candidate]:
     """
     size = target.stat().st_size
     found = []
-    with ggml.vocabulary(str(target)) as ours:
+    with devices.vocabulary(str(target)) as ours:
         for model in inventory.models():
             if model.path.resolve() != target.resolve():
                 found.append(Candidate(model.name, model.bytes, True, _why_not(model, size, ours)))
@@ -63,7 +64,7 @@ def best(target: Path) -> Found | None:
     if not models:
         return None
     try:
-        with ggml.vocabulary(str(target)) as ours:
+        with devices.vocabulary(str(target)) as ours:
             for model in models:
                 if not _difference(model.path, ours):
                     return model
@@ -93,7 +94,7 @@ def _why_not(model: Found, target_bytes: int, ours: object) -> str:
 
 def _difference(path: Path, ours: object) -> str:
     try:
-        with ggml.vocabulary(str(path)) as theirs:
+        with devices.vocabulary(str(path)) as theirs:
             return vocab.difference(ours, theirs)
     except SpecggufError as error:
         return str(error)

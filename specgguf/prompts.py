@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from . import backend, vocab
+from .native import backend, vocab
 from .conversation import ChatTemplate, NamedTemplate
 from .errors import ConfigError, Unsupported
 from .requests import token_ids
-from .weights import Weights
+from .native.weights import Weights
 
 
 def tokenize(weights: Weights, text: bytes, *, add_bos: bool = True, special: bool = False) -> list[int]:

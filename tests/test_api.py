@@ -20,13 +20,14 @@ import pytest
 from support import tiny
 from conftest import NOISE, Pair
 
-from specgguf import SamplingParams, SpeculativeLlama, backend, model
+from specgguf import SamplingParams, SpeculativeLlama
+from specgguf.native import backend, context
 from specgguf.config import DraftConfig
 from specgguf.engine import Engine
 from specgguf.errors import SpecggufError
 from specgguf.generate import _Run
 from specgguf.grammar import GrammarCursor, GrammarState
-from specgguf.prefixes import common_prefix
+from specgguf.native.prefixes import common_prefix
 from specgguf.text import TextCutter
 
 Json = dict[str, Any]
@@ -564,7 +565,7 @@ def test_a_cache_that_keeps_what_the_text_lost_is_seen(make: Make, monkeypatch: 
     llm = make()
     wanted = conversation(llm)
     llm.reset()
-    monkeypatch.setattr(model, "common_prefix", lambda a, b: min(common_prefix(a, b) + 1, len(a), len(b)))
+    monkeypatch.setattr(context, "common_prefix", lambda a, b: min(common_prefix(a, b) + 1, len(a), len(b)))
     assert conversation(llm) != wanted
 
 

@@ -15,8 +15,8 @@ from support.contexts import KEYWORDS
 from specgguf import SpeculativeLlama, calibration
 from specgguf.calibration import costs_for
 from specgguf.costs import Costs
-from specgguf.model import Model
-from specgguf.weights import Weights
+from specgguf.native.context import Model
+from specgguf.native.weights import Weights
 
 
 class Clock:

@@ -55,7 +55,7 @@ def test_the_largest_context(tiny_chat: Pair) -> None:
 
 
 def test_gpu_layers_on_a_cpu_build_are_a_loud_warning(tiny_chat: Pair) -> None:
-    from specgguf import backend
+    from specgguf.native import backend
 
     if backend.supports_gpu_offload():
         pytest.skip("this build can offload")

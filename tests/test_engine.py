@@ -19,7 +19,8 @@ import pytest
 from conftest import Pair
 from support.serve_support import WAIT_S, until
 
-from specgguf import Busy, Cancelled, ConfigError, ContextFull, SamplingParams, SpeculativeLlama, backend
+from specgguf import Busy, Cancelled, ConfigError, ContextFull, SamplingParams, SpeculativeLlama
+from specgguf.native import backend
 
 N_CTX = 2048
 Json = dict[str, Any]

@@ -13,7 +13,8 @@ import pytest
 from conftest import Pair
 
 from specgguf.models import hparams
-from specgguf import fit, footprint, ggml
+from specgguf import fit, footprint
+from specgguf.native import devices
 from specgguf.errors import BackendError
 from specgguf.footprint import Load, dry_settings, graph_bytes, measured, minimal_context_bytes, need
 from specgguf.hardware import GIB, MIB, described
@@ -33,7 +34,7 @@ REAL: dict[str, Callable[[], Path]] = {
 def test_the_formula_agrees_with_llama_cpp(model: str, n_ctx: int, kv: str) -> None:
     path = REAL[model]()
     load = Load(hparams.of_file(path), n_ctx=n_ctx, type_k=kv, type_v=kv)
-    theirs = ggml.dry_load(str(path), dry_settings(load, "cpu"))
+    theirs = devices.dry_load(str(path), dry_settings(load, "cpu"))
     caches = 2 if load.dims.n_masks == 2 else 1  # each is printed, and rounded, by itself
     assert abs(need(load, "cpu").host_kv - theirs.kv_bytes) <= caches * PRINTED
     assert graph_bytes(load) == pytest.approx(sum(theirs.compute.values()), rel=0.03)
@@ -45,7 +46,7 @@ def test_the_formula_agrees_with_llama_cpp(model: str, n_ctx: int, kv: str) -> N
 def test_the_formula_holds_for_other_settings(change: dict[str, int]) -> None:
     path = models.demo_pair()[1]
     load = replace(Load(hparams.of_file(path)), **change)  # type: ignore[arg-type]
-    theirs = ggml.dry_load(str(path), dry_settings(load, "cpu"))
+    theirs = devices.dry_load(str(path), dry_settings(load, "cpu"))
     assert graph_bytes(load) == pytest.approx(sum(theirs.compute.values()), rel=0.03)
 
 

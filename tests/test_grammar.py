@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from conftest import Pair
 
-from specgguf import gbnf, grammar
+from specgguf.native import grammar_sampler as gbnf
+from specgguf import grammar
 from specgguf.errors import BackendError, ConfigError
 from specgguf.grammar import GrammarCursor, GrammarState, grammar_text, json_grammar
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from specgguf import ggml, hardware
+from specgguf.native import devices as ggml
+from specgguf import hardware
 from specgguf.errors import ConfigError
-from specgguf.ggml import RawDevice
+from specgguf.native.devices import RawDevice
 from specgguf.hardware import GIB, MIB, described, parse_size
 
 

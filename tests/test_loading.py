@@ -10,13 +10,14 @@ from support import models
 import pytest
 from conftest import Pair
 
-from specgguf import BackendError, ConfigError, ModelNotFound, Unsupported, VocabMismatch, backend, loading
+from specgguf import BackendError, ConfigError, ModelNotFound, Unsupported, VocabMismatch, loading
+from specgguf.native import backend
 from specgguf.config import DraftConfig
 from specgguf.drafter import ModelDrafter
 from specgguf.loading import open_pair, physical_cores
 from specgguf.lookup import LookupDrafter
-from specgguf.model import Model
-from specgguf.weights import Weights
+from specgguf.native.context import Model
+from specgguf.native.weights import Weights
 
 OFF = DraftConfig(draft=3)  # a fixed length: nothing is measured at load
 

@@ -22,10 +22,10 @@ from support.fakes import FakeCutter, Script
 from specgguf import SamplingParams, SpeculativeLlama
 from specgguf.drafter import ModelDrafter
 from specgguf.generate import generate
-from specgguf.model import Model
+from specgguf.native.context import Model
 from specgguf.rounds import Draft, Round
 from specgguf.sampling import Rng, Transform
-from specgguf.weights import Weights
+from specgguf.native.weights import Weights
 
 pytestmark = pytest.mark.real
 

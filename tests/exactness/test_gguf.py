@@ -21,16 +21,16 @@ from conftest import Pair
 from support.enumeration import output_law, total_variation
 from support.fakes import FakeCutter, Script
 
-from specgguf import backend, rewind
+from specgguf.native import backend, rollback
 from specgguf.config import SamplingParams
 from specgguf.drafter import ModelDrafter
 from specgguf.generate import generate
 from specgguf.grammar import GrammarCursor, GrammarState
-from specgguf.model import Model
+from specgguf.native.context import Model
 from specgguf.rounds import Draft, Round, Verdict
 from specgguf.sampling import Law, Rng, Transform, draw
 from specgguf.verifier import RULES, verify_token
-from specgguf.weights import Weights
+from specgguf.native.weights import Weights
 
 PROMPT = [1, 5, 3, 7, 4]
 DENSE, RECURRENT = 1e-9, 1e-5  # how far a law may be from the target's
@@ -388,7 +388,7 @@ def test_greedy_text_is_that_of_plain_decoding(dense: tuple[Loaded, Loaded], k: 
     assert [p for r in drafted for p in r.logprobs] == [p for r in plain for p in r.logprobs]
 
 
-class SkipsTheReplay(rewind.Checkpoint):
+class SkipsTheReplay(rollback.Checkpoint):
     """Restores the mark and claims that all was kept."""
 
     def recover(self, n: int) -> int:
@@ -396,7 +396,7 @@ class SkipsTheReplay(rewind.Checkpoint):
         return n
 
 
-class RestoresTheWrongCheckpoint(rewind.Checkpoint):
+class RestoresTheWrongCheckpoint(rollback.Checkpoint):
     """Restores the pinned state where the latest one is meant."""
 
     def mark(self, n_held: int, n_ahead: int, *, pin: bool = False) -> None:
@@ -406,7 +406,7 @@ class RestoresTheWrongCheckpoint(rewind.Checkpoint):
             self._latest = (n_held, self._latest[1])
 
 
-class TrustsSeqRm(rewind.Native):
+class TrustsSeqRm(rollback.Native):
     """Believes llama.cpp's True for any distance."""
 
     def before(self, n_held: int, n_new: int) -> None:

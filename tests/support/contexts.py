@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specgguf.model import Model
-from specgguf.weights import Weights
+from specgguf.native.context import Model
+from specgguf.native.weights import Weights
 
 TEXT = random.Random(7).choices(range(3, 8), k=400)
 KEYWORDS = {"n_threads": 1, "n_threads_batch": 1, "type_k": 0, "type_v": 0}

@@ -18,7 +18,7 @@ def q4_0(source: Path) -> Path:
     import llama_cpp
     import platformdirs
 
-    from specgguf import backend
+    from specgguf.native import backend
 
     target = Path(platformdirs.user_cache_dir("specgguf")) / "tests" / f"{source.stem}.as-q4_0.gguf"
     if target.exists() and target.stat().st_mtime >= source.stat().st_mtime:

@@ -17,7 +17,7 @@ import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
-from .config import one_line
+from specgguf.config import one_line
 
 
 def is_eog(vocab: Any, token: int) -> bool:

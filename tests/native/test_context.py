@@ -18,12 +18,12 @@ from support import tiny
 from conftest import Pair
 from support.contexts import KEYWORDS, MEMORIES, NOISE, TEXT, Opened, opened_as
 
-from specgguf import backend, rewind
+from specgguf.native import backend, rollback
 from specgguf.errors import BackendError, Cancelled, ContextFull, ModelNotFound
 from specgguf.models.header import check_gguf
-from specgguf.model import Model
-from specgguf.prefixes import common_prefix
-from specgguf.weights import Weights
+from specgguf.native.context import Model
+from specgguf.native.prefixes import common_prefix
+from specgguf.native.weights import Weights
 
 
 @pytest.fixture(scope="module", params=MEMORIES)
@@ -121,7 +121,7 @@ def test_a_context_that_is_not_finished_is_freed(dense: Opened, step: str, monke
     monkeypatch.setattr(backend, "new_context", making)
     monkeypatch.setattr(backend, "free_context", freeing)
     monkeypatch.setattr(backend.Batch, "close", freeing_batch)
-    monkeypatch.setattr(rewind if step == "choose" else backend, step, failing)
+    monkeypatch.setattr(rollback if step == "choose" else backend, step, failing)
     if step == "apply_lora":
         monkeypatch.setattr(dense.weights.llama, "_lora_adapter", object(), raising=False)
     with pytest.raises(BackendError, match="cannot"):

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from support import tiny
 
-from specgguf import VocabMismatch, backend, vocab
-from specgguf.weights import Weights
+from specgguf import VocabMismatch
+from specgguf.native import backend, vocab
+from specgguf.native.weights import Weights
 
 
 @dataclass

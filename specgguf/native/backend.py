@@ -17,7 +17,7 @@ import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
-from .errors import BackendError
+from specgguf.errors import BackendError
 
 Context = Any  # llama_context_p
 Logits = npt.NDArray[np.float32]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from . import backend
-from .errors import ContextFull, VocabMismatch
+from specgguf.errors import ContextFull, VocabMismatch
 
 SIZE_DIFFERENCE_MAX = 128
 FIRST_COMPARED_ID = 5

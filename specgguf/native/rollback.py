@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from . import backend
-from .errors import BackendError
+from specgguf.errors import BackendError
 
 _NOWHERE = 2**31  # beyond every position
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from . import backend, rewind
-from .models import header
-from .errors import BackendError, Cancelled, ConfigError, ContextFull
+from . import backend, rollback as rewind
+from specgguf.models import header
+from specgguf.errors import BackendError, Cancelled, ConfigError, ContextFull
 from .prefixes import common_prefix
 from .weights import Weights
 

@@ -17,7 +17,8 @@ from conftest import Pair
 from support.contexts import MEMORIES, NOISE, TEXT, Opened, opened_as
 from support.fakes import FakeCutter, Script
 
-from specgguf import SamplingParams, SpeculativeLlama, backend, rewind
+from specgguf import SamplingParams, SpeculativeLlama
+from specgguf.native import backend, rollback
 from specgguf.drafter import ModelDrafter
 from specgguf.errors import BackendError
 from specgguf.generate import generate
@@ -178,7 +179,7 @@ def test_cuts_on_a_sliding_window(full: bool, at_once: bool, tiny_sliding: Pair)
     opened.close()
 
 
-class Forgetful(rewind.Plain):
+class Forgetful(rollback.Plain):
     """As if a cut within the last decode were always safe, however many ubatches that was."""
 
     def before(self, n_held: int, n_new: int) -> None:
@@ -247,7 +248,7 @@ def test_native_rollback_at_every_distance(width: int, n_dropped: int, native: O
     assert native.error([*TEXT[: 10 + width - n_dropped], 5, 4]) < NOISE
 
 
-class KeepsMarks(rewind.Native):
+class KeepsMarks(rollback.Native):
     """Does not drop the marks of a text that was rolled back."""
 
     def _forget(self, n: int) -> None:
@@ -265,7 +266,7 @@ def test_a_mark_of_a_dropped_text_is_seen(native: Opened) -> None:
 def test_a_way_that_does_not_work_is_not_taken(tiny_hybrid: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """The probe at load finds out; then whatever must be dropped takes everything with it."""
     monkeypatch.setattr(backend, "set_state", lambda ctx, data, flags=0: False)
-    monkeypatch.setattr(rewind.Checkpoint, "recover", lambda way, n: n)
+    monkeypatch.setattr(rollback.Checkpoint, "recover", lambda way, n: n)
     opened = Opened(tiny_hybrid.target)
     assert opened.model.way.name == "none"
     opened.model.extend(TEXT[:10], 0)
@@ -296,8 +297,8 @@ def test_drafting_is_off_where_nothing_can_be_dropped(
         return texts
 
     wanted = answers(0)
-    works = rewind._rewinds
-    monkeypatch.setattr(rewind, "_rewinds", lambda way, ctx, batch: way.name == "plain" and works(way, ctx, batch))
+    works = rollback._rewinds
+    monkeypatch.setattr(rollback, "_rewinds", lambda way, ctx, batch: way.name == "plain" and works(way, ctx, batch))
     assert answers(1) == wanted
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import llama_cpp
 
 from . import backend
-from .errors import BackendError
+from specgguf.errors import BackendError
 
 _TYPES = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accel", 4: "meta"}
 

@@ -13,8 +13,8 @@ from typing import Any
 import llama_cpp
 
 from . import backend
-from .models import header, header_check
-from .errors import BackendError, ConfigError
+from specgguf.models import header, header_check
+from specgguf.errors import BackendError, ConfigError
 
 MAPPED_ALIGNMENT = 32  # bytes: where ggml takes tensors in a mapped file
 

@@ -16,7 +16,7 @@ from gguf import GGUFValueType
 
 from specgguf import BackendError, SpecggufError
 from specgguf.models import hparams, header, header_check
-from specgguf.weights import Weights
+from specgguf.native.weights import Weights
 
 Lie = tuple[str, GGUFValueType, Any]
 UINT32, FLOAT32, STRING = GGUFValueType.UINT32, GGUFValueType.FLOAT32, GGUFValueType.STRING

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from support.contexts import TEXT, Opened
 
-from specgguf import BackendError, backend
+from specgguf import BackendError
+from specgguf.native import backend
 
 
 def test_a_missing_symbol_is_named_with_the_versions_that_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
