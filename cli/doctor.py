@@ -19,7 +19,7 @@ from specgguf.errors import SpecggufError
 
 if TYPE_CHECKING:
     from specgguf.costs import Costs
-    from specgguf.hardware import Machine
+    from specgguf.fit.hardware import Machine
 
 GIB = 2**30
 WIDTHS = (1, 2, 4, 8)
@@ -44,7 +44,7 @@ def doctor(speed: bool, as_json: bool, **flags: Any) -> int:
 
     Exits with 1 when something should be changed.
     """
-    from specgguf.hardware import this_machine
+    from specgguf.fit.hardware import this_machine
 
     settings = gather(flags)
     notes = Notes(terminal.ink_for(sys.stderr))
@@ -91,7 +91,7 @@ def _machine(machine: Machine) -> dict[str, str]:
 
 
 def _machine_findings(machine: Machine, settings: Settings) -> list[Finding]:
-    from specgguf.hardware import unused_gpu
+    from specgguf.fit.hardware import unused_gpu
 
     found = []
     if backend := unused_gpu(machine):
@@ -136,7 +136,7 @@ def _files(settings: Settings) -> tuple[Path, Path | None, dict[str, Any]]:
     Raises:
         SpecggufError: nothing is here.
     """
-    from specgguf import fit, pairs
+    from specgguf.fit import search, draft_candidates
     from specgguf.models import hub
     from specgguf.config import DraftConfig
 
@@ -148,7 +148,7 @@ def _files(settings: Settings) -> tuple[Path, Path | None, dict[str, Any]]:
     }
     keywords: dict[str, Any] = {"n_ctx": 512, "n_gpu_layers": None, **given}
     if not settings["model"]:
-        preset, _ = fit.named(settings["preset"] or "auto", offline=True)
+        preset, _ = search.named(settings["preset"] or "auto", offline=True)
         paths = [hub.resolve(file, offline=True) for file in preset.files]
         drafting = {field.name for field in fields(DraftConfig)}  # not the models'
         own = {k: v for k, v in preset.keywords.items() if k not in drafting}
@@ -157,12 +157,12 @@ def _files(settings: Settings) -> tuple[Path, Path | None, dict[str, Any]]:
     ref = settings["draft_model"]
     if ref in ("none", "off", "no", "lookup"):
         return target, None, keywords
-    best = pairs.best(target) if ref is None else None
+    best = draft_candidates.best(target) if ref is None else None
     return target, best.path if best else hub.resolve(ref, offline=True) if ref else None, keywords
 
 
 def _about(target: Path, draft: Path | None, costs: Costs, rewinding: dict[str, str]) -> dict[str, Any]:
-    from specgguf import predict
+    from specgguf.fit import predict
 
     about: dict[str, Any] = {
         "target": target.name,

@@ -136,10 +136,10 @@ def largest_n_ctx(settings: Settings, pair: Pair) -> int:
     Raises:
         SpecggufError: it fits with none.
     """
-    from specgguf import fit
+    from specgguf.fit import search
     from specgguf.models import remote_header
-    from specgguf.footprint import Load
-    from specgguf.hardware import this_machine
+    from specgguf.fit.footprint import Load
+    from specgguf.fit.hardware import this_machine
 
     def plan(path: Path, prefix: str) -> Load:
         names = ("n_gpu_layers", "flash_attn", "type_k", "type_v")
@@ -147,7 +147,7 @@ def largest_n_ctx(settings: Settings, pair: Pair) -> int:
         return Load(remote_header.peek(str(path)).dims, **given)
 
     draft = plan(pair.draft_model, "draft_") if isinstance(pair.draft_model, Path) else None
-    n_ctx = fit.largest_n_ctx(fit.Plan(this_machine(), plan(pair.model, ""), draft))
+    n_ctx = search.largest_n_ctx(search.Plan(this_machine(), plan(pair.model, ""), draft))
     if not n_ctx:
         raise SpecggufError("this pair does not fit into the free memory", hint="specgguf fit shows what would")
     return n_ctx

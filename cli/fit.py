@@ -16,10 +16,10 @@ from .settings import Settings, gather
 from specgguf.errors import SpecggufError
 
 if TYPE_CHECKING:
-    from specgguf.fit import Plan
-    from specgguf.footprint import Footprint, Load, Need
-    from specgguf.hardware import Machine
-    from specgguf.predict import PairCosts
+    from specgguf.fit.search import Plan
+    from specgguf.fit.footprint import Footprint, Load, Need
+    from specgguf.fit.hardware import Machine
+    from specgguf.fit.predict import PairCosts
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -54,14 +54,14 @@ def fit(
 
     Exits with 1 where the pair does not fit.
     """
-    from specgguf.hardware import described, this_machine
+    from specgguf.fit.hardware import described, this_machine
 
     settings = gather(flags)
     elsewhere = bool(vram or unified or device)
     machine = described(vram=vram, unified=unified, device=device, n_devices=gpus) if elsewhere else this_machine()
     plan, paths, why = _plan(settings, machine)
     if plan.target.n_ctx == 0:
-        from specgguf.fit import largest_n_ctx
+        from specgguf.fit.search import largest_n_ctx
 
         plan = plan.with_n_ctx(largest_n_ctx(plan) or 256)
     sizes = _measured(plan, paths) if exact else plan.footprint
@@ -79,10 +79,10 @@ def fit(
 
 def _plan(settings: Settings, machine: Machine) -> tuple[Plan, tuple[Path | None, Path | None], str]:
     """The plan, where its files lie, and why this pair."""
-    from specgguf import fit as planning
+    from specgguf.fit import search as planning
     from specgguf.models import remote_header
     from specgguf import presets
-    from specgguf.footprint import Load
+    from specgguf.fit.footprint import Load
 
     offline = settings["offline"] or None
     why = ""
@@ -111,7 +111,7 @@ def _plan(settings: Settings, machine: Machine) -> tuple[Plan, tuple[Path | None
 
 
 def _draft(settings: Settings, target: Path | None, offline: bool | None) -> Any:
-    from specgguf import pairs
+    from specgguf.fit import draft_candidates
     from specgguf.models import remote_header
 
     ref = settings["draft_model"]
@@ -119,7 +119,7 @@ def _draft(settings: Settings, target: Path | None, offline: bool | None) -> Any
         return None
     if ref is not None:
         return remote_header.peek(ref, offline=offline)
-    best = pairs.best(target) if target else None
+    best = draft_candidates.best(target) if target else None
     return remote_header.peek(best.path) if best else None
 
 
@@ -137,7 +137,7 @@ def _load(load: Load, settings: Settings, prefix: str) -> Load:
 
 def _measured(plan: Plan, paths: tuple[Path | None, Path | None]) -> Footprint:
     """The footprint with llama.cpp's own figures for what is on disk."""
-    from specgguf.footprint import measured
+    from specgguf.fit.footprint import measured
 
     if not plan.machine.is_here or paths[0] is None:
         raise SpecggufError("--exact needs the files and this machine", hint="leave it out for the formula")
@@ -152,7 +152,7 @@ def _measured(plan: Plan, paths: tuple[Path | None, Path | None]) -> Footprint:
 
 
 def _show(plan: Plan, sizes: Footprint) -> None:
-    from specgguf import fit as planning
+    from specgguf.fit import search as planning
 
     for label, load in (("target", plan.target), ("draft", plan.draft)):
         if load:
@@ -207,7 +207,7 @@ def _mib(n: int) -> str:
 
 
 def _as_json(plan: Plan, sizes: Footprint) -> dict[str, Any]:
-    from specgguf import fit as planning
+    from specgguf.fit import search as planning
 
     def need(n: Need) -> Mapping[str, int]:
         return {name: getattr(n, name) for name in ("weights", "kv", "compute", *_HOST)}
@@ -231,7 +231,7 @@ _HOST = ("host_weights", "host_kv", "host_compute")
 
 
 def _costs(plan: Plan) -> PairCosts:
-    from specgguf.predict import from_bytes
+    from specgguf.fit.predict import from_bytes
 
     if plan.draft is None:
         raise SpecggufError("a prediction needs a draft", hint="-d REF names one")
@@ -240,7 +240,7 @@ def _costs(plan: Plan) -> PairCosts:
 
 def show_prediction(costs: PairCosts, *, measured: bool) -> None:
     """The table of speed-ups, labelled with where its costs come from."""
-    from specgguf import predict
+    from specgguf.fit import predict
 
     source = "costs measured here" if measured else "bytes and bandwidth; a prediction, nothing was run"
     click.echo(f"speed-up over plain decoding, from {source}")

@@ -163,12 +163,12 @@ def _verdict(model: Found, notes: Notes) -> str:
 def pair(target: str, as_json: bool) -> None:
     """Find drafts for TARGET among what is here and the presets, and say why the others do not match."""
     from specgguf.models import hub
-    from specgguf import pairs
+    from specgguf.fit import draft_candidates
 
     path = hub.cached(target)
     if path is None:
         raise ModelNotFound(f"{target} is not on this machine", hint=f"specgguf models pull {target}")
-    found = pairs.candidates(Path(path))
+    found = draft_candidates.candidates(Path(path))
     if as_json:
         for c in found:
             about = {"name": c.name, "bytes": c.bytes, "is_here": c.is_here, "why_not": c.why_not}

@@ -59,10 +59,10 @@ def pick(settings: Settings, notes: Notes, *, yes: bool = False) -> Pair:
 
 def choose_preset(name: str, *, offline: bool = False) -> tuple[Preset, str]:
     """The preset that `name` means on this machine ("auto" picks), and one line of reason."""
-    from specgguf import fit
+    from specgguf.fit import search
     from specgguf.models import hf_client
 
-    return fit.named(name, offline=offline or hf_client.is_offline())
+    return search.named(name, offline=offline or hf_client.is_offline())
 
 
 def _by_preset(preset: Preset, why: str, settings: Settings, notes: Notes, yes: bool) -> Pair:
@@ -124,9 +124,9 @@ def _preset_named(ref: str) -> Preset | None:
 
 def _matching_draft(model: Path) -> tuple[Path | None, str]:
     """A draft that is already here and whose vocabulary is this target's."""
-    from specgguf import pairs
+    from specgguf.fit import draft_candidates
 
-    found = pairs.best(model)
+    found = draft_candidates.best(model)
     return (found.path, found.name) if found else (None, "")
 
 

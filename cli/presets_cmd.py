@@ -76,12 +76,12 @@ def _row(preset: Preset) -> dict[str, Any]:
 
 def _memory_mib(preset: Preset) -> int:
     """What the pair needs on the kind of machine that it is for; 0 where that cannot be told offline."""
-    from specgguf import fit, footprint
-    from specgguf.hardware import MIB
+    from specgguf.fit import search, footprint
+    from specgguf.fit.hardware import MIB
 
     kind = "cpu" if preset.match.device == "any" else preset.match.device
     try:
-        target, draft = fit.loads_of(preset, offline=True)
+        target, draft = search.loads_of(preset, offline=True)
     except SpecggufError:
         return 0
     n = preset.match.n_devices
@@ -91,10 +91,10 @@ def _memory_mib(preset: Preset) -> int:
 
 
 def _fits(preset: Preset) -> bool:
-    from specgguf import fit
-    from specgguf.hardware import this_machine
+    from specgguf.fit import search
+    from specgguf.fit.hardware import this_machine
 
-    return fit.plan_of(preset, this_machine(), offline=True).fits
+    return search.plan_of(preset, this_machine(), offline=True).fits
 
 
 @presets.command(short_help="Print a preset as the complete plan that it is.")

@@ -41,7 +41,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Shape:
-    """What the memory arithmetic needs of a model that is not here yet (see `specgguf.footprint`).
+    """What the memory arithmetic needs of a model that is not here yet (see `specgguf.fit.footprint`).
 
     Attributes:
         n_head, n_head_kv, head_dim: of one layer; all layers of a preset's models are alike.

@@ -100,10 +100,10 @@ class SpeculativeLlama:
     def from_preset(cls, name: str, *, offline: bool | None = None, **keywords: Any) -> SpeculativeLlama:
         """Load a preset's pair ("auto": the one for this machine), downloaded if need be; `keywords` override it. The
         maker's sampling (`presets.load(name).sampling`) is for the calls, and not applied here."""
-        from . import fit
+        from .fit import search
         from .models import hub, hf_client
 
-        preset, _ = fit.named(name, offline=hf_client.is_offline() if offline is None else offline)
+        preset, _ = search.named(name, offline=hf_client.is_offline() if offline is None else offline)
         paths = [str(hub.resolve(file, offline=offline)) for file in preset.files]
         return cls(paths[0], paths[1] if len(paths) > 1 else None, **(preset.keywords | keywords))
 

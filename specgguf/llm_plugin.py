@@ -126,7 +126,7 @@ def _open(model_id: str, n_ctx: int | None) -> tuple[SpeculativeLlama, dict[str,
 
 
 def _load(model_id: str, own: Mapping[str, Any]) -> tuple[SpeculativeLlama, dict[str, Any]]:
-    from . import fit
+    from .fit import search
     from .models import hub
     from .api import SpeculativeLlama
 
@@ -143,7 +143,7 @@ def _load(model_id: str, own: Mapping[str, Any]) -> tuple[SpeculativeLlama, dict
             paths.append(draft if draft == "lookup" else str(hub.resolve(draft, offline=True)))
     else:
         name = str(config.get("preset") or "auto") if model_id == OWN else model_id.removeprefix(PREFIX)
-        preset, _ = fit.named(name, offline=True)
+        preset, _ = search.named(name, offline=True)
         if any(not isinstance(file, str) and hub.cached(file) is None for file in preset.files):
             raise ModelNotFound(
                 f"the models of preset {preset.name} are not here", hint=f"specgguf models pull {preset.name}"

@@ -11,7 +11,8 @@ from support import tiny
 from conftest import Pair
 from specgguf.presets import Match, Preset
 
-from specgguf import ConfigError, SpeculativeLlama, Unsupported, fit, presets
+from specgguf import ConfigError, SpeculativeLlama, Unsupported, presets
+from specgguf.fit import search
 from specgguf.models import hub
 
 
@@ -30,7 +31,7 @@ def preset(tiny_chat: Pair, monkeypatch: pytest.MonkeyPatch) -> Preset:
         draft_max=2,
     )
     monkeypatch.setattr(presets, "load", lambda name: {"tiny": made}[name])
-    monkeypatch.setattr(fit, "choose", lambda machine, **_: (made, "it is the only one"))
+    monkeypatch.setattr(search, "choose", lambda machine, **_: (made, "it is the only one"))
     return made
 
 

@@ -20,9 +20,10 @@ from support.hubserver import HubServer
 from specgguf.cli.main import cli
 from specgguf.cli.options import SETTINGS
 
-from specgguf import hardware, presets
+from specgguf.fit import hardware
+from specgguf import presets
 from specgguf.models import inventory, mirror, hf_client
-from specgguf.hardware import Machine, described
+from specgguf.fit.hardware import Machine, described
 
 REPO = "org/Tiny-GGUF"
 

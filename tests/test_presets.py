@@ -9,10 +9,11 @@ import pytest
 from specgguf.presets import ModelFile, Preset
 
 from specgguf.models import hparams
-from specgguf import fit, footprint, presets
+from specgguf.fit import search, footprint
+from specgguf import presets
 from specgguf.config import DRAFT_MAX_LIMIT
 from specgguf.errors import ConfigError
-from specgguf.hardware import MIB, Machine, described
+from specgguf.fit.hardware import MIB, Machine, described
 
 NAMES = presets.names()
 BUDGETED = [name for name in NAMES if name != "demo"]
@@ -68,7 +69,7 @@ def test_a_preset_fits_its_budget(name: str, n_outputs: int) -> None:
     """With our contexts, and also with those that reserve logits for a whole batch."""
     preset = presets.load(name)
     kind, n = preset.match.device, preset.match.n_devices
-    target, draft = fit.loads_of(preset, offline=True)
+    target, draft = search.loads_of(preset, offline=True)
     assert draft is not None
     needs = [footprint.need(replace(load, n_outputs=n_outputs), kind, n) for load in (target, draft)]
     used = sum(need.host if kind == "cpu" else need.device for need in needs) / MIB + footprint.OVERHEAD_MIB[kind] * n
@@ -90,7 +91,7 @@ def test_the_arithmetic_agrees_with_published_measurements(name: str, mib: int) 
     CPU they take 300 MiB for the interpreter; it is 64.)"""
     preset = presets.load(name)
     kind = preset.match.device
-    loads = [replace(load, n_outputs=512) for load in fit.loads_of(preset, offline=True) if load]
+    loads = [replace(load, n_outputs=512) for load in search.loads_of(preset, offline=True) if load]
     needs = [footprint.need(load, kind) for load in loads]
     used = sum(need.host if kind == "cpu" else need.device for need in needs) / MIB + footprint.OVERHEAD_MIB[kind]
     assert used == pytest.approx(mib, rel=0.02)
@@ -196,7 +197,7 @@ def test_a_misspelt_key_or_name_is_guessed(own: Path) -> None:
 )
 def test_a_machine_gets_its_tier(machine: Machine, chat: str, code: str) -> None:
     for use, name in (("chat", chat), ("code", code)):
-        preset, reason = fit.choose(machine, use=use)
+        preset, reason = search.choose(machine, use=use)
         assert preset.name == name
         assert reason.startswith(f"preset {name}: ")
         assert "GB free" in reason
@@ -209,12 +210,12 @@ def with_free(machine: Machine, mib: int) -> Machine:
 
 def test_free_memory_decides_first_by_context_then_by_tier() -> None:
     card = described(device="RTX 4090")
-    assert fit.choose(with_free(card, 21600))[0].n_ctx == 8192
-    preset, reason = fit.choose(with_free(card, 20900))
+    assert search.choose(with_free(card, 21600))[0].n_ctx == 8192
+    preset, reason = search.choose(with_free(card, 20900))
     assert (preset.name, preset.n_ctx) == ("gpu-24gb", 4096)
     assert "cut to 4096" in reason
-    assert fit.choose(with_free(card, 15000))[0].name == "gpu-16gb"
-    assert fit.choose(with_free(card, 3000))[0].name == "demo"
+    assert search.choose(with_free(card, 15000))[0].name == "gpu-16gb"
+    assert search.choose(with_free(card, 3000))[0].name == "demo"
 
 
 def cpu(n_cores: int, gib: int) -> Machine:
@@ -224,14 +225,14 @@ def cpu(n_cores: int, gib: int) -> Machine:
 
 
 def test_few_cores_get_a_small_model() -> None:
-    assert fit.choose(cpu(2, 24))[0].name == "demo"
-    assert fit.choose(cpu(4, 8))[0].name == "cpu-8gb"
-    assert fit.choose(cpu(8, 16))[0].name == "cpu-16gb-chat"
-    assert fit.choose(cpu(8, 16), use="code")[0].name == "cpu-16gb"
+    assert search.choose(cpu(2, 24))[0].name == "demo"
+    assert search.choose(cpu(4, 8))[0].name == "cpu-8gb"
+    assert search.choose(cpu(8, 16))[0].name == "cpu-16gb-chat"
+    assert search.choose(cpu(8, 16), use="code")[0].name == "cpu-16gb"
 
 
 def test_offline_only_what_is_here_is_chosen() -> None:
     card = described(device="RTX 4090")
-    assert fit.choose(card, available=lambda p: p.name == "gpu-16gb")[0].name == "gpu-16gb"
+    assert search.choose(card, available=lambda p: p.name == "gpu-16gb")[0].name == "gpu-16gb"
     with pytest.raises(ConfigError, match="no preset's models are on this machine"):
-        fit.choose(card, available=lambda _p: False)
+        search.choose(card, available=lambda _p: False)

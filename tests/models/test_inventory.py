@@ -12,7 +12,8 @@ from conftest import Pair
 from specgguf.presets import ModelFile
 
 from specgguf.models import hub, inventory, mirror
-from specgguf import pairs, presets
+from specgguf.fit import draft_candidates
+from specgguf import presets
 from specgguf.errors import ModelNotFound
 from specgguf.models.inventory import HUB, LLAMA_CPP, LM_STUDIO, OLLAMA, OURS
 
@@ -107,7 +108,7 @@ def test_nothing_of_theirs_is_written(everything: dict[str, Path], home: Path) -
         if not model.removable:
             with pytest.raises(ValueError, match="not brought by specgguf"):
                 hub.remove(model)
-    pairs.candidates(everything[LM_STUDIO])
+    draft_candidates.candidates(everything[LM_STUDIO])
     assert state() == before
 
 
@@ -169,22 +170,22 @@ def test_matching_drafts_come_first_and_others_say_why(home: Path, tiny_pair: Pa
     put(home / "llama" / "twin.gguf", tiny_pair.target.read_bytes() + b"\0" * 300_000)
     put(home / "llama" / "stranger.gguf", tiny_chat.draft.read_bytes())
     put(home / "llama" / "garbage.gguf", b"GGUF\x03\0\0\0")
-    found = {c.name: c for c in pairs.candidates(target)}
+    found = {c.name: c for c in draft_candidates.candidates(target)}
     assert next(iter(found)) == "draft.gguf"
     assert not found["draft.gguf"].why_not
     assert "too large" in found["twin.gguf"].why_not
     assert "bos token" in found["stranger.gguf"].why_not
     assert "llama.cpp could not read" in found["garbage.gguf"].why_not
-    best = pairs.best(target)
+    best = draft_candidates.best(target)
     assert best is not None
     assert best.name == "draft.gguf"
 
 
 def test_without_a_match_there_is_no_best(home: Path, tiny_pair: Pair, tiny_chat: Pair) -> None:
     target = put(home / "llama" / "target.gguf", tiny_pair.target.read_bytes() + b"\0" * 400_000)
-    assert pairs.best(target) is None
+    assert draft_candidates.best(target) is None
     put(home / "llama" / "stranger.gguf", tiny_chat.draft.read_bytes())
-    assert pairs.best(target) is None
+    assert draft_candidates.best(target) is None
 
 
 def test_a_presets_own_draft_is_named_though_it_is_not_here(
@@ -199,7 +200,7 @@ def test_a_presets_own_draft_is_named_though_it_is_not_here(
     }
     mine = presets.Preset("mine", "x", target=table["t.gguf"], draft=table["d.gguf"])
     monkeypatch.setattr(presets, "load", lambda _name: mine)
-    (candidate,) = pairs.candidates(target)
+    (candidate,) = draft_candidates.candidates(target)
     assert (candidate.name, candidate.bytes, candidate.is_here) == ("o/r:d.gguf", 77, False)
 
 

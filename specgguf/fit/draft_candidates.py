@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from .native import devices, vocab
-from . import presets
-from .models import hub, inventory
-from .errors import BackendError, SpecggufError
-from .models.inventory import Found
-from .presets import ModelFile
+from specgguf.native import devices, vocab
+from specgguf import presets
+from specgguf.models import hub, inventory
+from specgguf.errors import BackendError, SpecggufError
+from specgguf.models.inventory import Found
+from specgguf.presets import ModelFile
 
 SHARE_MAX = 0.5  # of the target's size: a larger draft cannot pay
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from specgguf.native import devices as ggml
-from specgguf import hardware
+from specgguf.fit import hardware
 from specgguf.errors import ConfigError
 from specgguf.native.devices import RawDevice
-from specgguf.hardware import GIB, MIB, described, parse_size
+from specgguf.fit.hardware import GIB, MIB, described, parse_size
 
 
 def test_this_machine_has_a_cpu_and_memory() -> None:

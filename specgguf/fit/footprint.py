@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from .config import DRAFT_MAX_LIMIT, KV_TYPES
-from .models.hparams import Dims
-from .errors import BackendError
+from specgguf.config import DRAFT_MAX_LIMIT, KV_TYPES
+from specgguf.models.hparams import Dims
+from specgguf.errors import BackendError
 from .hardware import MIB, Machine
 
 # Bytes of a value in a KV cache.
@@ -206,7 +206,7 @@ def graph_bytes(load: Load) -> int:
 
 # --- what llama.cpp itself says -----------------------------------------------------------------------------
 
-_CHILD = "import sys; from specgguf.footprint import answer_dry_load; answer_dry_load(sys.argv[1])"
+_CHILD = "import sys; from specgguf.fit.footprint import answer_dry_load; answer_dry_load(sys.argv[1])"
 
 
 def measured(load: Load, path: Path, kind: str = "cpu", *, timeout_s: float = 120.0) -> Need:
@@ -261,7 +261,7 @@ def _with_measured(by_formula: Need, answer: dict[str, Any], kind: str, dims: Di
 
 def answer_dry_load(request: str) -> None:
     """The child's part of `measured`: one line of JSON on stdout."""
-    from .native import devices
+    from specgguf.native import devices
 
     asked = json.loads(request)
     try:

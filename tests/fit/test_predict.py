@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from specgguf.models import remote_header
-from specgguf import predict, presets
-from specgguf.hardware import described
-from specgguf.predict import PairCosts, best, break_even, expected_tokens, from_measured, speed_up
+from specgguf.fit import predict
+from specgguf import presets
+from specgguf.fit.hardware import described
+from specgguf.fit.predict import PairCosts, best, break_even, expected_tokens, from_measured, speed_up
 
 # Seconds of a pass over n tokens, by the target's weights, of a 1.5B target on two cores; a draft token.
 MEASURED = {

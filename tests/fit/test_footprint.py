@@ -13,11 +13,11 @@ import pytest
 from conftest import Pair
 
 from specgguf.models import hparams
-from specgguf import fit, footprint
+from specgguf.fit import search, footprint
 from specgguf.native import devices
 from specgguf.errors import BackendError
-from specgguf.footprint import Load, dry_settings, graph_bytes, measured, minimal_context_bytes, need
-from specgguf.hardware import GIB, MIB, described
+from specgguf.fit.footprint import Load, dry_settings, graph_bytes, measured, minimal_context_bytes, need
+from specgguf.fit.hardware import GIB, MIB, described
 
 PRINTED = 0.006 * MIB  # llama.cpp logs hundredths of a MiB
 REAL: dict[str, Callable[[], Path]] = {
@@ -162,19 +162,19 @@ def test_caches_grow_with_the_context_in_steps(load: Load) -> None:
 # --- what to change -----------------------------------------------------------------------------------------
 
 
-def plan(name: str, **machine: str) -> fit.Plan:
+def plan(name: str, **machine: str) -> search.Plan:
     from specgguf import presets
 
-    return fit.plan_of(presets.load(name), described(**machine), offline=True)  # type: ignore[arg-type]
+    return search.plan_of(presets.load(name), described(**machine), offline=True)  # type: ignore[arg-type]
 
 
 def test_nothing_is_changed_that_fits() -> None:
-    assert fit.cheapest_change(plan("gpu-12gb", device="RTX 3060")) is None
+    assert search.cheapest_change(plan("gpu-12gb", device="RTX 3060")) is None
 
 
 def test_the_largest_context_is_the_last_that_fits() -> None:
     p = plan("gpu-12gb", device="RTX 3060")
-    n = fit.largest_n_ctx(p)
+    n = search.largest_n_ctx(p)
     assert p.with_n_ctx(n).fits
     assert not p.with_n_ctx(n + 256).fits
     assert n > p.target.n_ctx
@@ -193,7 +193,7 @@ def test_the_largest_context_is_the_last_that_fits() -> None:
 def test_the_cheapest_change_comes_first(name: str, machine: dict[str, str], text: str) -> None:
     p = plan(name, **machine)
     assert not p.fits
-    change = fit.cheapest_change(p)
+    change = search.cheapest_change(p)
     assert change is not None
     assert text in change.text
     if change.plan is not None:
@@ -201,7 +201,7 @@ def test_the_cheapest_change_comes_first(name: str, machine: dict[str, str], tex
 
 
 def test_with_fewer_layers_the_draft_stays_whole() -> None:
-    change = fit.cheapest_change(plan("gpu-24gb", vram="16GB"))
+    change = search.cheapest_change(plan("gpu-24gb", vram="16GB"))
     assert change is not None
     assert change.plan is not None
     assert change.plan.draft is not None
@@ -222,4 +222,4 @@ def test_overhead_is_per_card() -> None:
 def _loads(name: str) -> tuple[Load, Load | None]:
     from specgguf import presets
 
-    return fit.loads_of(presets.load(name), offline=True)
+    return search.loads_of(presets.load(name), offline=True)

@@ -14,8 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from .config import did_you_mean
-from .errors import ConfigError
+from specgguf.config import did_you_mean
+from specgguf.errors import ConfigError
 
 MIB = 2**20
 GIB = 2**30
@@ -85,7 +85,7 @@ def this_machine() -> Machine:
     Raises:
         BackendError: llama-cpp-python is not usable.
     """
-    from .native import devices as ggml
+    from specgguf.native import devices as ggml
 
     found = []
     for raw in ggml.devices():
