@@ -23,7 +23,7 @@ from .settings import Settings
 from specgguf.errors import SpecggufError
 
 if TYPE_CHECKING:
-    from specgguf.stats import Stats
+    from specgguf.decode.stats import Stats
 
 # Settings that are keywords of SpeculativeLlama, besides the pair itself.
 KEYWORDS = ("draft", "draft_max", "n_ctx", "n_gpu_layers", "n_threads", "flash_attn", "type_k", "type_v")

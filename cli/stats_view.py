@@ -11,7 +11,7 @@ from . import terminal
 from .terminal import Ink
 
 if TYPE_CHECKING:
-    from specgguf.stats import Stats
+    from specgguf.decode.stats import Stats
 
 BARS = "▁▂▃▄▅▆▇█"
 TRACE = 64

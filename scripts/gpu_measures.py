@@ -28,7 +28,7 @@ from specgguf.controller import Adaptive
 from specgguf.fit.hardware import this_machine
 from specgguf.loading import physical_cores
 from specgguf.native.context import Model
-from specgguf.sampling import Transform
+from specgguf.decode.sampling import Transform
 from specgguf.native.weights import Weights
 
 Json = dict[str, Any]

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from .api import SpeculativeLlama
     from .config import DraftConfig, SamplingParams
     from .errors import BackendError, Busy, Cancelled, ConfigError, ContextFull, DownloadError, ModelNotFound, SpecggufError, Unsupported, VocabMismatch
-    from .rounds import Round
-    from .stats import Stats
+    from .decode.records import Round
+    from .decode.stats import Stats
 
 _HOMES = {
     "SpeculativeLlama": "api",
@@ -30,8 +30,8 @@ _HOMES = {
     "SpecggufError": "errors",
     "Unsupported": "errors",
     "VocabMismatch": "errors",
-    "Round": "rounds",
-    "Stats": "stats",
+    "Round": "decode.records",
+    "Stats": "decode.stats",
 }
 
 __all__ = [

@@ -22,13 +22,13 @@ from .completion import Final, Head
 from .config import DraftConfig, SamplingParams, parse_draft
 from .conversation import ChatTemplate
 from .errors import ConfigError, Unsupported
-from .generate import check_prompt
+from .decode.step import check_prompt
 from .grammar import GrammarCursor, GrammarState
 from .loading import open_pair
 from .logprobs import LogprobWriter
 from .requests import completion_params, draft_config, token_ids, tool_request
-from .rounds import Round
-from .stats import Stats
+from .decode.records import Round
+from .decode.stats import Stats
 from .text import Piece, TextCutter
 from .trace import Trace, to_file
 

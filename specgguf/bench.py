@@ -18,8 +18,8 @@ from typing import Any, Protocol
 
 from .config import SamplingParams, from_mapping
 from .errors import ConfigError, Unsupported
-from .rounds import Round
-from .stats import Stats
+from .decode.records import Round
+from .decode.stats import Stats
 
 KINDS = ("code", "json", "edit", "explain", "story")
 OWN_KIND = "own"  # prompts of a user's file that name no kind

@@ -17,16 +17,16 @@ from typing import Any
 from .calibration import costs_for
 from .config import DraftConfig, SamplingParams
 from .controller import Adaptive, Fixed
-from .drafter import Drafter, ModelDrafter
+from .decode.drafters import Drafter, ModelDrafter
 from .errors import Busy, Cancelled, ConfigError, Unsupported
-from .generate import Cutter, generate
-from .lookup import LookupDrafter
+from .decode.step import Cutter, generate
+from .decode.ngrams import LookupDrafter
 from .native.context import Model
-from .rounds import Round
-from .sampling import GrammarCursor, Rng, Transform
-from .stats import Stats
+from .decode.records import Round
+from .decode.sampling import GrammarCursor, Rng, Transform
+from .decode.stats import Stats
 from .trace import Trace
-from .verifier import choose_rule
+from .decode.verifier import choose_rule
 
 
 class _Wishes:

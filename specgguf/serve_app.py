@@ -30,7 +30,7 @@ from .errors import SpecggufError
 from .serve_http import EventStream, Guard, Late
 from .serve_queue import FINISH_S, Closing, Job, Worker
 from .serve_requests import BadRequest, Call
-from .stats import Stats
+from .decode.stats import Stats
 
 Json = dict[str, Any]
 logger = logging.getLogger("specgguf.serve")

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from specgguf.acceptance import EDGES, GAMMA, MATCH_PRIORS, PRIOR_MEAN, Acceptance, Count
 from specgguf.config import SamplingParams
-from specgguf.rounds import Draft
-from specgguf.sampling import Law, Rng, Transform, draw
-from specgguf.verifier import RULES
+from specgguf.decode.records import Draft
+from specgguf.decode.sampling import Law, Rng, Transform, draw
+from specgguf.decode.verifier import RULES
 
 PLAIN = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 

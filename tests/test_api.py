@@ -25,7 +25,7 @@ from specgguf.native import backend, context
 from specgguf.config import DraftConfig
 from specgguf.engine import Engine
 from specgguf.errors import SpecggufError
-from specgguf.generate import _Run
+from specgguf.decode.step import _Run
 from specgguf.grammar import GrammarCursor, GrammarState
 from specgguf.native.prefixes import common_prefix
 from specgguf.text import TextCutter

@@ -23,8 +23,8 @@ from specgguf.cli.main import cli
 from specgguf import SamplingParams, SpeculativeLlama, results
 from specgguf.bench import KINDS, Prompt, Sample, Trial, load_prompts, measure, run, schedule
 from specgguf.errors import Cancelled, ConfigError, Unsupported
-from specgguf.rounds import Round
-from specgguf.stats import Stats
+from specgguf.decode.records import Round
+from specgguf.decode.stats import Stats
 from specgguf.verdict import gains, report, speed
 
 __all__ = ["home"]  # fixture

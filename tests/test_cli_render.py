@@ -14,8 +14,8 @@ from specgguf.cli.reasoning import Span, Spans
 from specgguf.cli.render import AnswerWriter
 from specgguf.cli.terminal import Ink, clean, ink_for, one_line
 
-from specgguf.rounds import Round
-from specgguf.stats import Stats
+from specgguf.decode.records import Round
+from specgguf.decode.stats import Stats
 
 PLAIN = Ink()
 TERMINAL = Ink(tty=True, live=True, styles=True, color=True)

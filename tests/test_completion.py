@@ -11,7 +11,7 @@ from llama_cpp import llama_chat_format as upstream
 from specgguf.completion import Final, Head, Json, chat, chat_chunks, completion, completion_chunks, response_grammar
 from specgguf.errors import ConfigError
 from specgguf.logprobs import LogprobWriter
-from specgguf.rounds import TokenLogprob
+from specgguf.decode.records import TokenLogprob
 from specgguf.text import Piece
 
 HEAD = Head("cmpl-1", 1700000000, "model.gguf")

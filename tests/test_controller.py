@@ -36,8 +36,8 @@ from support.simulator import (
 
 from specgguf.controller import Adaptive, Fixed
 from specgguf.costs import Costs
-from specgguf.rounds import PROBE_MAX, Offer, Plan, Round
-from specgguf.sampling import Law
+from specgguf.decode.records import PROBE_MAX, Offer, Plan, Round
+from specgguf.decode.sampling import Law
 
 D = 5  # draft_max
 N = 300  # tokens a turn

@@ -13,9 +13,9 @@ from conftest import Pair
 from specgguf import BackendError, ConfigError, ModelNotFound, Unsupported, VocabMismatch, loading
 from specgguf.native import backend
 from specgguf.config import DraftConfig
-from specgguf.drafter import ModelDrafter
+from specgguf.decode.drafters import ModelDrafter
 from specgguf.loading import open_pair, physical_cores
-from specgguf.lookup import LookupDrafter
+from specgguf.decode.ngrams import LookupDrafter
 from specgguf.native.context import Model
 from specgguf.native.weights import Weights
 

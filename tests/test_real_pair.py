@@ -20,11 +20,11 @@ from support import requantize
 from support.fakes import FakeCutter, Script
 
 from specgguf import SamplingParams, SpeculativeLlama
-from specgguf.drafter import ModelDrafter
-from specgguf.generate import generate
+from specgguf.decode.drafters import ModelDrafter
+from specgguf.decode.step import generate
 from specgguf.native.context import Model
-from specgguf.rounds import Draft, Round
-from specgguf.sampling import Rng, Transform
+from specgguf.decode.records import Draft, Round
+from specgguf.decode.sampling import Rng, Transform
 from specgguf.native.weights import Weights
 
 pytestmark = pytest.mark.real

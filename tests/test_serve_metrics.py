@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specgguf.rounds import Round
+from specgguf.decode.records import Round
 from specgguf.serve_metrics import Counter, Histogram, Metrics
-from specgguf.stats import Stats
+from specgguf.decode.stats import Stats
 
 
 @given(st.lists(st.floats(0, 20, allow_nan=False), max_size=30))

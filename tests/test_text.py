@@ -171,7 +171,7 @@ def test_nothing_after_the_end_is_kept() -> None:
 
 
 def test_logprobs_travel_with_their_token() -> None:
-    from specgguf.rounds import TokenLogprob
+    from specgguf.decode.records import TokenLogprob
 
     cutter = TextCutter(lambda _: b"x", eog=(), max_tokens=2)
     given_ = [TokenLogprob(5, -0.5), TokenLogprob(6, -1.5), TokenLogprob(7, -2.5)]

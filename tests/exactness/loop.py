@@ -16,12 +16,12 @@ from support.enumeration import output_law, total_variation
 from support.fakes import FakeClock, FakeCutter, FakeModel, GoOn, Script, Table
 
 from specgguf.config import SamplingParams
-from specgguf.drafter import Drafter, ModelDrafter
-from specgguf.generate import generate
-from specgguf.lookup import LookupDrafter
-from specgguf.rounds import Round
-from specgguf.sampling import Rng, Transform
-from specgguf.verifier import Rule, verify_token
+from specgguf.decode.drafters import Drafter, ModelDrafter
+from specgguf.decode.step import generate
+from specgguf.decode.ngrams import LookupDrafter
+from specgguf.decode.records import Round
+from specgguf.decode.sampling import Rng, Transform
+from specgguf.decode.verifier import Rule, verify_token
 
 PLAIN = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)  # the law of the logits themselves
 

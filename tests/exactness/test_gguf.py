@@ -23,13 +23,13 @@ from support.fakes import FakeCutter, Script
 
 from specgguf.native import backend, rollback
 from specgguf.config import SamplingParams
-from specgguf.drafter import ModelDrafter
-from specgguf.generate import generate
+from specgguf.decode.drafters import ModelDrafter
+from specgguf.decode.step import generate
 from specgguf.grammar import GrammarCursor, GrammarState
 from specgguf.native.context import Model
-from specgguf.rounds import Draft, Round, Verdict
-from specgguf.sampling import Law, Rng, Transform, draw
-from specgguf.verifier import RULES, verify_token
+from specgguf.decode.records import Draft, Round, Verdict
+from specgguf.decode.sampling import Law, Rng, Transform, draw
+from specgguf.decode.verifier import RULES, verify_token
 from specgguf.native.weights import Weights
 
 PROMPT = [1, 5, 3, 7, 4]

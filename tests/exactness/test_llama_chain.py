@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from specgguf.config import SamplingParams
-from specgguf.sampling import Law, Transform, largest
+from specgguf.decode.sampling import Law, Transform, largest
 
 EDGE = 1e-5
 

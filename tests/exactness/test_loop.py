@@ -20,13 +20,13 @@ from loop import PLAIN, MakeController, Setting, distance, fixed, reference, run
 
 from specgguf.controller import Adaptive, Fixed
 from specgguf.costs import Costs
-from specgguf.drafter import ModelDrafter
+from specgguf.decode.drafters import ModelDrafter
 from specgguf.errors import BackendError
-from specgguf.generate import generate
-from specgguf.lookup import LookupDrafter
-from specgguf.rounds import Draft, Round, Verdict
-from specgguf.sampling import Law, Rng, Transform, draw, one_hot
-from specgguf.verifier import RULES
+from specgguf.decode.step import generate
+from specgguf.decode.ngrams import LookupDrafter
+from specgguf.decode.records import Draft, Round, Verdict
+from specgguf.decode.sampling import Law, Rng, Transform, draw, one_hot
+from specgguf.decode.verifier import RULES
 
 EXACT = 1e-12
 

@@ -14,9 +14,9 @@ from support.fakes import Table, random_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specgguf.rounds import Draft, Verdict
-from specgguf.sampling import Law, Rng, draw, one_hot
-from specgguf.verifier import RULES, Rule
+from specgguf.decode.records import Draft, Verdict
+from specgguf.decode.sampling import Law, Rng, draw, one_hot
+from specgguf.decode.verifier import RULES, Rule
 
 K_AND_V = [(1, 3), (2, 3), (3, 3), (2, 4), (3, 2)]
 

@@ -17,10 +17,10 @@ from support.fakes import FakeModel, random_table
 from loop import PLAIN, Setting, distance, fixed, reference, run, script
 from test_loop import EXACT, expected_accepted, first_round, off_text, pair
 
-from specgguf.drafter import ModelDrafter
-from specgguf.rounds import Draft, Verdict
-from specgguf.sampling import Law, Logits, Rng, Transform, draw, one_hot, residual
-from specgguf.verifier import RULES, verify_block, verify_token
+from specgguf.decode.drafters import ModelDrafter
+from specgguf.decode.records import Draft, Verdict
+from specgguf.decode.sampling import Law, Logits, Rng, Transform, draw, one_hot, residual
+from specgguf.decode.verifier import RULES, verify_block, verify_token
 
 WRONG = 1e-3  # the least distance of a wrong implementation: nine orders above the right one
 

@@ -19,11 +19,11 @@ from support.fakes import FakeCutter, Script
 
 from specgguf import SamplingParams, SpeculativeLlama
 from specgguf.native import backend, rollback
-from specgguf.drafter import ModelDrafter
+from specgguf.decode.drafters import ModelDrafter
 from specgguf.errors import BackendError
-from specgguf.generate import generate
-from specgguf.rounds import Draft, Verdict
-from specgguf.sampling import Law, Rng, Transform, draw
+from specgguf.decode.step import generate
+from specgguf.decode.records import Draft, Verdict
+from specgguf.decode.sampling import Law, Rng, Transform, draw
 
 SAMPLED = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, ignore_eos=True)
 WRONG = 1e-2  # a wrong state is off by so much and more

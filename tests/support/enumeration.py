@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from specgguf.sampling import Rng
+from specgguf.decode.sampling import Rng
 
 T = TypeVar("T")
 H = TypeVar("H", bound=Hashable)

@@ -16,8 +16,8 @@ from typing import Any
 from specgguf.cli.engine import Loaded
 
 from specgguf.errors import Cancelled
-from specgguf.rounds import Round
-from specgguf.stats import Stats
+from specgguf.decode.records import Round
+from specgguf.decode.stats import Stats
 
 Piece = tuple[str, bool]  # text, from_draft
 HANG: Piece = ("\0hang", False)

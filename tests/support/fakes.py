@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from specgguf.rounds import Offer, Plan, Round, always
+from specgguf.decode.records import Offer, Plan, Round, always
 
 Table = Callable[[tuple[int, ...]], np.ndarray]  # context -> logits (n_vocab,) float32
 GoOn = Callable[[int, Any], bool]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from specgguf.lookup import LookupDrafter
-from specgguf.rounds import Offer
+from specgguf.decode.ngrams import LookupDrafter
+from specgguf.decode.records import Offer
 
 N_DRAFT = 7
 N_VOCAB = 151_936

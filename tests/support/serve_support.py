@@ -16,7 +16,7 @@ import httpx
 
 from specgguf.errors import Cancelled
 from specgguf.serve import ServeConfig, Service, listen, make_server
-from specgguf.stats import Stats
+from specgguf.decode.stats import Stats
 
 Json = dict[str, Any]
 WAIT_S = 60.0  # nothing here takes long; a test that waits so long has failed

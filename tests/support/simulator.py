@@ -14,9 +14,9 @@ import numpy as np
 
 from specgguf.controller import Adaptive, Fixed
 from specgguf.costs import Costs, calibrated_widths, widest
-from specgguf.drafter import OWED_RIDING_MAX
-from specgguf.rounds import Offer, Plan, Round
-from specgguf.sampling import Law
+from specgguf.decode.drafters import OWED_RIDING_MAX
+from specgguf.decode.records import Offer, Plan, Round
+from specgguf.decode.sampling import Law
 
 
 @dataclass

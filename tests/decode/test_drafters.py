@@ -11,9 +11,9 @@ import pytest
 from support.fakes import FakeModel, random_table
 
 from specgguf.config import SamplingParams
-from specgguf.drafter import OWED_RIDING_MAX, SCORE_CONTEXT, ModelDrafter
-from specgguf.rounds import Draft, always
-from specgguf.sampling import Law, Rng, Transform
+from specgguf.decode.drafters import OWED_RIDING_MAX, SCORE_CONTEXT, ModelDrafter
+from specgguf.decode.records import Draft, always
+from specgguf.decode.sampling import Law, Rng, Transform
 
 V = 5
 PLAIN = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)

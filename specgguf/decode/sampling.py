@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from .config import SamplingParams
-from .errors import BackendError, ConfigError
+from specgguf.config import SamplingParams
+from specgguf.errors import BackendError, ConfigError
 
 Ids = npt.NDArray[np.int32]
 Probs = npt.NDArray[np.float64]

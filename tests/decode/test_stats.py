@@ -11,11 +11,11 @@ import pytest
 from support.fakes import FakeCutter, FakeModel, Script, random_table
 
 from specgguf.config import SamplingParams
-from specgguf.drafter import ModelDrafter
-from specgguf.generate import generate
-from specgguf.rounds import Draft, Round, Verdict
-from specgguf.sampling import Law, Rng, Transform
-from specgguf.stats import TRACE_MAX, Stats
+from specgguf.decode.drafters import ModelDrafter
+from specgguf.decode.step import generate
+from specgguf.decode.records import Draft, Round, Verdict
+from specgguf.decode.sampling import Law, Rng, Transform
+from specgguf.decode.stats import TRACE_MAX, Stats
 
 
 def added(*rounds: Round) -> Stats:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from .rounds import Draft
+from .records import Draft
 from .sampling import Law, Logits, Rng, draw
 
 # Owed tokens ride along with the next pass; more than these are replayed in one of their own, after which the

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from .drafter import OWED_RIDING_MAX, Drafter
-from .errors import ConfigError, ContextFull
-from .lookup import LookupDrafter
-from .rounds import PROBE_MAX, Draft, Offer, Plan, Round, TokenLogprob
+from .drafters import OWED_RIDING_MAX, Drafter
+from specgguf.errors import ConfigError, ContextFull
+from .ngrams import LookupDrafter
+from .records import PROBE_MAX, Draft, Offer, Plan, Round, TokenLogprob
 from .sampling import Law, Logits, Rng, Transform, logprob
 from .verifier import Rule, verify_token
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from .rounds import Draft, Verdict
+from .records import Draft, Verdict
 from .sampling import Law, Rng, draw, one_hot, residual
 
 Rule = Callable[[Draft, Sequence[Law], Rng], Verdict]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from .rounds import Round
+from .records import Round
 
 TRACE_MAX = 4096
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from .config import DRAFT_MAX_LIMIT
-from .rounds import Draft, Offer
+from specgguf.config import DRAFT_MAX_LIMIT
+from .records import Draft, Offer
 from .sampling import Law, Logits, Rng
 
 SIZES = (4, 3, 2)  # n-grams tried, the longest first

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specgguf.config import DRAFT_MAX_LIMIT
-from specgguf.lookup import SIZES, LookupDrafter
-from specgguf.rounds import Draft, Offer, always
-from specgguf.sampling import Rng
+from specgguf.decode.ngrams import SIZES, LookupDrafter
+from specgguf.decode.records import Draft, Offer, always
+from specgguf.decode.sampling import Rng
 
 
 def brute_force(text: Sequence[int], n_vocab: int, eog: frozenset[int]) -> Offer | None:

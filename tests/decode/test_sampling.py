@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from specgguf.config import SamplingParams
 from specgguf.errors import BackendError, ConfigError
-from specgguf.sampling import Law, Rng, Transform, draw, largest, logprob, one_hot, residual
+from specgguf.decode.sampling import Law, Rng, Transform, draw, largest, logprob, one_hot, residual
 
 RAW = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 
