@@ -18,7 +18,7 @@ from .settings import Settings, gather
 from specgguf.errors import SpecggufError
 
 if TYPE_CHECKING:
-    from specgguf.costs import Costs
+    from specgguf.control.costs import Costs
     from specgguf.fit.hardware import Machine
 
 GIB = 2**30
@@ -112,7 +112,7 @@ def _machine_findings(machine: Machine, settings: Settings) -> list[Finding]:
 def _pair(settings: Settings, machine: Machine) -> tuple[dict[str, Any], list[Finding]]:
     """Load the pair that is here and measure it."""
     from specgguf.config import DraftConfig
-    from specgguf.costs import calibrate
+    from specgguf.control.costs import calibrate
     from specgguf.loading import open_pair
 
     target, draft, keywords = _files(settings)

@@ -19,12 +19,13 @@ from typing import Any
 import numpy as np
 from specgguf.presets import Shape
 
-from specgguf import SamplingParams, costs
+from specgguf import SamplingParams
+from specgguf.control import costs
 from specgguf.fit import footprint, predict
 from specgguf.native import backend
 from specgguf.models import hparams
 from specgguf.config import DRAFT_MAX_LIMIT, KV_TYPES
-from specgguf.controller import Adaptive
+from specgguf.control.controller import Adaptive
 from specgguf.fit.hardware import this_machine
 from specgguf.loading import physical_cores
 from specgguf.native.context import Model

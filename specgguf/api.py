@@ -30,7 +30,7 @@ from .requests import completion_params, draft_config, token_ids, tool_request
 from .decode.records import Round
 from .decode.stats import Stats
 from .text import Piece, TextCutter
-from .trace import Trace, to_file
+from .control.trace import Trace, to_file
 
 Items = Iterator[Piece | Final]
 

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from .calibration import costs_for
+from .control.cost_cache import costs_for
 from .config import DraftConfig, SamplingParams
-from .controller import Adaptive, Fixed
+from .control.controller import Adaptive, Fixed
 from .decode.drafters import Drafter, ModelDrafter
 from .errors import Busy, Cancelled, ConfigError, Unsupported
 from .decode.step import Cutter, generate
@@ -25,7 +25,7 @@ from .native.context import Model
 from .decode.records import Round
 from .decode.sampling import GrammarCursor, Rng, Transform
 from .decode.stats import Stats
-from .trace import Trace
+from .control.trace import Trace
 from .decode.verifier import choose_rule
 
 

@@ -17,7 +17,7 @@ from .config import DRAFT_MAX_LIMIT, DraftConfig, did_you_mean, kv_type, require
 from .engine import Engine
 from .errors import ConfigError, SpecggufError, Unsupported
 from .native.context import Model
-from .trace import Trace
+from .control.trace import Trace
 from .native.weights import Weights
 
 INSTALL_LINES = (

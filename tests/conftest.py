@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support import tiny
 
-from specgguf import calibration
+from specgguf.control import cost_cache
 
 NOISE = 0.35  # of a draft's weights: it agrees with its target on six tokens of ten, about
 
@@ -27,7 +27,7 @@ def costs_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Costs measured here are the session's own: they are of models that will be gone, beside other tests' load."""
     folder = tmp_path_factory.mktemp("costs")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(calibration, "folder", lambda: folder)
+        patch.setattr(cost_cache, "folder", lambda: folder)
         yield folder
 
 

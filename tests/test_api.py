@@ -488,7 +488,7 @@ def test_the_draft_reads_nothing_before_the_first_token(make: Make, monkeypatch:
 
 
 def paying() -> Any:
-    from specgguf.costs import Costs
+    from specgguf.control.costs import Costs
 
     return Costs(6, {1: 1.0, 2: 1.0, 6: 1.0}, 1e-3, 1e-4)
 

@@ -18,8 +18,8 @@ from support.enumeration import EnumeratingRng, expectation, output_law, total_v
 from support.fakes import FakeClock, FakeCutter, FakeModel, Script, random_table
 from loop import PLAIN, MakeController, Setting, distance, fixed, reference, run, script
 
-from specgguf.controller import Adaptive, Fixed
-from specgguf.costs import Costs
+from specgguf.control.controller import Adaptive, Fixed
+from specgguf.control.costs import Costs
 from specgguf.decode.drafters import ModelDrafter
 from specgguf.errors import BackendError
 from specgguf.decode.step import generate

@@ -12,8 +12,8 @@ from typing import Protocol
 
 import numpy as np
 
-from specgguf.controller import Adaptive, Fixed
-from specgguf.costs import Costs, calibrated_widths, widest
+from specgguf.control.controller import Adaptive, Fixed
+from specgguf.control.costs import Costs, calibrated_widths, widest
 from specgguf.decode.drafters import OWED_RIDING_MAX
 from specgguf.decode.records import Offer, Plan, Round
 from specgguf.decode.sampling import Law

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .errors import ConfigError
+from specgguf.errors import ConfigError
 
 Trace = Callable[[dict[str, Any]], None]
 

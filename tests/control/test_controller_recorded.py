@@ -10,8 +10,8 @@ import pytest
 from support.recorded import N_DRAFT, Recorded, load
 from support.simulator import F16, Machine, calibrated, follow
 
-from specgguf import acceptance, costs
-from specgguf.controller import Adaptive, Fixed
+from specgguf.control import acceptance, costs
+from specgguf.control.controller import Adaptive, Fixed
 
 TEXTS = load()
 # Milliseconds measured on 2-core CPUs for a 1.5B target and a 0.5B draft. How far memory keeps up decides whether the

@@ -34,8 +34,8 @@ from support.simulator import (
     run,
 )
 
-from specgguf.controller import Adaptive, Fixed
-from specgguf.costs import Costs
+from specgguf.control.controller import Adaptive, Fixed
+from specgguf.control.costs import Costs
 from specgguf.decode.records import PROBE_MAX, Offer, Plan, Round
 from specgguf.decode.sampling import Law
 

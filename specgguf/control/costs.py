@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from .config import DRAFT_MAX_LIMIT
+from specgguf.config import DRAFT_MAX_LIMIT
 
 RATE = 0.15  # weight of a new sample, at least; more where a width was seldom seen of late
 FRESH = 0.9  # what was seen n passes ago takes over 1 - FRESH**n of a change that another width shows

@@ -10,7 +10,7 @@ from support.fakes import random_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specgguf.acceptance import EDGES, GAMMA, MATCH_PRIORS, PRIOR_MEAN, Acceptance, Count
+from specgguf.control.acceptance import EDGES, GAMMA, MATCH_PRIORS, PRIOR_MEAN, Acceptance, Count
 from specgguf.config import SamplingParams
 from specgguf.decode.records import Draft
 from specgguf.decode.sampling import Law, Rng, Transform, draw

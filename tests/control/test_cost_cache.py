@@ -12,9 +12,10 @@ import pytest
 from conftest import Pair
 from support.contexts import KEYWORDS
 
-from specgguf import SpeculativeLlama, calibration
-from specgguf.calibration import costs_for
-from specgguf.costs import Costs
+from specgguf import SpeculativeLlama
+from specgguf.control import cost_cache
+from specgguf.control.cost_cache import costs_for
+from specgguf.control.costs import Costs
 from specgguf.native.context import Model
 from specgguf.native.weights import Weights
 
@@ -31,7 +32,7 @@ class Clock:
         return self.looks * self.factor
 
 
-FOLDER = calibration.folder  # before the session's own takes its place
+FOLDER = cost_cache.folder  # before the session's own takes its place
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     import platformdirs
 
     monkeypatch.setattr(platformdirs, "user_cache_dir", lambda name: str(tmp_path / name))
-    monkeypatch.setattr(calibration, "folder", FOLDER)
+    monkeypatch.setattr(cost_cache, "folder", FOLDER)
     return tmp_path / "specgguf" / "costs"
 
 
@@ -122,7 +123,7 @@ def test_a_broken_file_is_no_reason_to_fail(folder: Path, models: tuple[Model, M
 def test_old_measurements_are_not_believed(folder: Path, models: tuple[Model, Model]) -> None:
     _, measured = looks(models)
     (path,) = folder.glob("*.json")
-    old = path.stat().st_mtime - calibration.MAX_AGE_S - 60
+    old = path.stat().st_mtime - cost_cache.MAX_AGE_S - 60
     os.utime(path, (old, old))
     assert looks(models)[1] == measured
 

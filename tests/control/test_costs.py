@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support.fakes import FakeClock, FakeModel, random_table
 
-from specgguf.costs import Costs, calibrate, calibrated_widths, widest
+from specgguf.control.costs import Costs, calibrate, calibrated_widths, widest
 
 STEPPED = {1: 0.050, 2: 0.080, 4: 0.080, 6: 0.120}
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from .costs import Costs, calibrate, measure, widest
-from .native.context import Model
+from specgguf.native.context import Model
 
 MAX_AGE_S = 30 * 24 * 3600.0
 TOLERANCE = 1.3
