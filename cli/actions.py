@@ -215,7 +215,7 @@ def model(room: Room, words: str) -> None:
 
 def context(room: Room, _words: str) -> None:
     """/context: what fills the context, counted by the model's own template."""
-    from specgguf.conversation import counted
+    from specgguf.text.template import counted
 
     talk, notes = room.talk, room.notes
     window = talk.window()

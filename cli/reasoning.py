@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
-from specgguf.text import ReasoningSplitter, open_reasoning
+from specgguf.text.detokenize import ReasoningSplitter, open_reasoning
 
 
 @dataclass(frozen=True)

@@ -171,7 +171,7 @@ class Talk:
             prompt = self._render(self.window())
             if len(prompt) <= budget:
                 return prompt
-        from specgguf.conversation import fit
+        from specgguf.text.template import fit
 
         before = self.window()
         after, n_dropped = fit(before, self.count, budget, overflow=self.settings["overflow"])

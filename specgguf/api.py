@@ -16,20 +16,20 @@ from dataclasses import replace
 from typing import Any, Unpack, overload
 
 from .native import backend, vocab
-from . import completion, prompts
+from .text import completion, tokenize as prompts
 from .calls import ChatOptions, Chunks, CompletionOptions, Json, Messages, Prompt, Reply, Streamed, Whole
-from .completion import Final, Head
+from .text.completion import Final, Head
 from .config import DraftConfig, SamplingParams, parse_draft
-from .conversation import ChatTemplate
+from .text.template import ChatTemplate
 from .errors import ConfigError, Unsupported
 from .decode.step import check_prompt
-from .grammar import GrammarCursor, GrammarState
+from .text.grammar import GrammarCursor, GrammarState
 from .loading import open_pair
-from .logprobs import LogprobWriter
-from .requests import completion_params, draft_config, token_ids, tool_request
+from .text.logprobs import LogprobWriter
+from .text.arguments import completion_params, draft_config, token_ids, tool_request
 from .decode.records import Round
 from .decode.stats import Stats
-from .text import Piece, TextCutter
+from .text.detokenize import Piece, TextCutter
 from .control.trace import Trace, to_file
 
 Items = Iterator[Piece | Final]

@@ -72,7 +72,7 @@ class Model(llm.Model):
             raise llm.ModelError(f"{error} ({error.hint})" if error.hint else str(error)) from error
 
     def _answer(self, prompt: Any, response: Any) -> Iterator[str | StreamEvent]:
-        from .text import ReasoningSplitter, open_reasoning
+        from .text.detokenize import ReasoningSplitter, open_reasoning
 
         options = {k: v for k, v in prompt.options.model_dump().items() if v is not None}
         engine, sampling = _open(self.model_id, options.pop("n_ctx", None))

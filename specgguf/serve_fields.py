@@ -11,7 +11,7 @@ from typing import Any
 
 from .config import require_number, require_whole
 from .errors import ConfigError
-from .messages import normalized
+from .text.messages import normalized
 
 Json = dict[str, Any]
 

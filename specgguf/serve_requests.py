@@ -13,7 +13,7 @@ from typing import Any
 
 from .config import DraftConfig, SamplingParams, did_you_mean
 from .errors import ConfigError, SpecggufError
-from .requests import draft_config
+from .text.arguments import draft_config
 from .serve_fields import CHAT, COMPLETION, NO_EFFECT, Check, short
 
 Json = dict[str, Any]

@@ -26,9 +26,9 @@ from specgguf.config import DraftConfig
 from specgguf.engine import Engine
 from specgguf.errors import SpecggufError
 from specgguf.decode.step import _Run
-from specgguf.grammar import GrammarCursor, GrammarState
+from specgguf.text.grammar import GrammarCursor, GrammarState
 from specgguf.native.prefixes import common_prefix
-from specgguf.text import TextCutter
+from specgguf.text.detokenize import TextCutter
 
 Json = dict[str, Any]
 Make = Callable[..., SpeculativeLlama]

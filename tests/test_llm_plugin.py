@@ -145,7 +145,7 @@ def test_a_broken_settings_file_is_named(program: Program) -> None:
 
 def test_reasoning_is_kept_apart() -> None:
     from specgguf.llm_plugin import _events
-    from specgguf.text import ReasoningSplitter
+    from specgguf.text.detokenize import ReasoningSplitter
 
     splitter = ReasoningSplitter()
     events = [*_events(splitter.feed("<think>why</think>\n\nbecause")), *_events(splitter.flush())]

@@ -25,7 +25,7 @@ from specgguf.native import backend, rollback
 from specgguf.config import SamplingParams
 from specgguf.decode.drafters import ModelDrafter
 from specgguf.decode.step import generate
-from specgguf.grammar import GrammarCursor, GrammarState
+from specgguf.text.grammar import GrammarCursor, GrammarState
 from specgguf.native.context import Model
 from specgguf.decode.records import Draft, Round, Verdict
 from specgguf.decode.sampling import Law, Rng, Transform, draw

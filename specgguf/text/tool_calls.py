@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .config import did_you_mean
-from .errors import ConfigError, Unsupported
-from .text import overlap
+from specgguf.config import did_you_mean
+from specgguf.errors import ConfigError, Unsupported
+from .detokenize import overlap
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 

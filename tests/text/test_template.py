@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.tiny import CHAT_TEMPLATE
 
-from specgguf.conversation import ChatTemplate, NamedTemplate, fit, split_reasoning
+from specgguf.text.template import ChatTemplate, NamedTemplate, fit, split_reasoning
 from specgguf.errors import ConfigError, ContextFull, Unsupported
 
 # The parts of Qwen3's template that matter here: earlier reasoning is dropped, enable_thinking, tools.

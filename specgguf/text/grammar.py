@@ -15,12 +15,12 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from .native import backend
-from .native import grammar_sampler as native
-from . import schema as schemas
-from .config import one_line
-from .errors import BackendError, ConfigError
-from .native.prefixes import common_prefix
+from specgguf.native import backend
+from specgguf.native import grammar_sampler as native
+from . import json_schema as schemas
+from specgguf.config import one_line
+from specgguf.errors import BackendError, ConfigError
+from specgguf.native.prefixes import common_prefix
 
 if TYPE_CHECKING:
     import numpy as np

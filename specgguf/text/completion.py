@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .errors import ConfigError
+from specgguf.errors import ConfigError
 from .grammar import json_grammar
 from .logprobs import LogprobWriter, chat_logprobs
-from .text import Piece
+from .detokenize import Piece
 from .tool_calls import ToolCall, ToolCallParser
 
 Json = dict[str, Any]

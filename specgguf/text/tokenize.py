@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .native import backend, vocab
-from .conversation import ChatTemplate, NamedTemplate
-from .errors import ConfigError, Unsupported
-from .requests import token_ids
-from .native.weights import Weights
+from specgguf.native import backend, vocab
+from .template import ChatTemplate, NamedTemplate
+from specgguf.errors import ConfigError, Unsupported
+from .arguments import token_ids
+from specgguf.native.weights import Weights
 
 
 def tokenize(weights: Weights, text: bytes, *, add_bos: bool = True, special: bool = False) -> list[int]:

@@ -13,9 +13,9 @@ import pytest
 from conftest import Pair
 
 from specgguf.native import grammar_sampler as gbnf
-from specgguf import grammar
+from specgguf.text import grammar
 from specgguf.errors import BackendError, ConfigError
-from specgguf.grammar import GrammarCursor, GrammarState, grammar_text, json_grammar
+from specgguf.text.grammar import GrammarCursor, GrammarState, grammar_text, json_grammar
 
 SCHEMA = {
     "type": "object",

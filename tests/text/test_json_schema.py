@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from specgguf.errors import ConfigError
-from specgguf.grammar import json_grammar
-from specgguf.schema import CONCERNS, EVERY, helped
+from specgguf.text.grammar import json_grammar
+from specgguf.text.json_schema import CONCERNS, EVERY, helped
 
 Schema = dict[str, Any]
 DEFS: Schema = {"D": {"type": "string", "maxLength": 9}, "E": {"enum": ["x", "y"]}}

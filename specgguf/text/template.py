@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from .config import did_you_mean, one_line
-from .errors import ConfigError, ContextFull, Unsupported
+from specgguf.config import did_you_mean, one_line
+from specgguf.errors import ConfigError, ContextFull, Unsupported
 from .messages import Message, normalized
-from .text import ReasoningSplitter
+from .detokenize import ReasoningSplitter
 
 _TEMPLATE_KEY = "tokenizer.chat_template"
 _OTHERWISE = (

@@ -9,7 +9,7 @@ import codecs
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from .text import Piece
+from .detokenize import Piece
 
 Json = dict[str, Any]
 

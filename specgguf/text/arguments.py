@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .completion import response_grammar
-from .config import DraftConfig, SamplingParams, parse_draft, require_number
-from .errors import ConfigError, Unsupported
+from specgguf.config import DraftConfig, SamplingParams, parse_draft, require_number
+from specgguf.errors import ConfigError, Unsupported
 from .grammar import grammar_text, json_grammar
 from .tool_calls import choose
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specgguf.text import REASONING_TAGS, ReasoningSplitter, StopBuffer, TextCutter, open_reasoning
+from specgguf.text.detokenize import REASONING_TAGS, ReasoningSplitter, StopBuffer, TextCutter, open_reasoning
 
 EOG = 999_999
 property_test = settings(derandomize=True, deadline=None, max_examples=300)

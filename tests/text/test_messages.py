@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from specgguf.errors import ConfigError, Unsupported
-from specgguf.messages import normalized
+from specgguf.text.messages import normalized
 
 
 def test_content_becomes_one_text() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from specgguf import ConfigError, SamplingParams, SpeculativeLlama, Unsupported
 from specgguf.config import DraftConfig
-from specgguf.requests import NEUTRAL, SAMPLING, ToolRequest, completion_params, draft_config, tool_request
+from specgguf.text.arguments import NEUTRAL, SAMPLING, ToolRequest, completion_params, draft_config, tool_request
 
 CONFIG = DraftConfig(draft="auto", draft_max=5)
 DEFAULTS = {

@@ -9,8 +9,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .config import did_you_mean
-from .errors import ConfigError, Unsupported
+from specgguf.config import did_you_mean
+from specgguf.errors import ConfigError, Unsupported
 
 Message = dict[str, Any]
 
