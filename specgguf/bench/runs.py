@@ -16,10 +16,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Protocol
 
-from .config import SamplingParams, from_mapping
-from .errors import ConfigError, Unsupported
-from .decode.records import Round
-from .decode.stats import Stats
+from specgguf.config import SamplingParams, from_mapping
+from specgguf.errors import ConfigError, Unsupported
+from specgguf.decode.records import Round
+from specgguf.decode.stats import Stats
 
 KINDS = ("code", "json", "edit", "explain", "story")
 OWN_KIND = "own"  # prompts of a user's file that name no kind

@@ -14,7 +14,7 @@ from conftest import Pair
 
 Script = Callable[..., str]
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "scripts"
 
 FAKE_SERVER = """#!{python}

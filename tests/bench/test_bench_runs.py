@@ -20,12 +20,13 @@ from specgguf.cli import exits
 from specgguf.cli.engine import Loaded
 from specgguf.cli.main import cli
 
-from specgguf import SamplingParams, SpeculativeLlama, results
-from specgguf.bench import KINDS, Prompt, Sample, Trial, load_prompts, measure, run, schedule
+from specgguf import SamplingParams, SpeculativeLlama
+from specgguf.bench import results
+from specgguf.bench.runs import KINDS, Prompt, Sample, Trial, load_prompts, measure, run, schedule
 from specgguf.errors import Cancelled, ConfigError, Unsupported
 from specgguf.decode.records import Round
 from specgguf.decode.stats import Stats
-from specgguf.verdict import gains, report, speed
+from specgguf.bench.recommend import gains, report, speed
 
 __all__ = ["home"]  # fixture
 
