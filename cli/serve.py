@@ -20,7 +20,7 @@ from specgguf.errors import SpecggufError
 if TYPE_CHECKING:
     import socket
 
-    from specgguf.serve import ServeConfig
+    from specgguf.serve.server import ServeConfig
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -87,7 +87,7 @@ def take_port(host: str, port: int) -> socket.socket:
         SpecggufError: the extra is not installed, or the port cannot be had.
     """
     try:
-        from specgguf.serve import listen
+        from specgguf.serve.server import listen
     except ModuleNotFoundError as error:
         raise SpecggufError(
             f"serving needs {error.name}, which is not installed", hint="pip install 'specgguf[server]'"
@@ -105,8 +105,8 @@ def take_port(host: str, port: int) -> socket.socket:
 def configure(loaded: Loaded, settings: Settings, host: str, flags: dict[str, Any]) -> ServeConfig:
     """What flags and settings say to the server."""
     from specgguf import presets
-    from specgguf.serve import ServeConfig
-    from specgguf.serve_http import LOOPBACK
+    from specgguf.serve.server import ServeConfig
+    from specgguf.serve.http import LOOPBACK
 
     names = flags["aliases"] or (loaded.model.removesuffix(".gguf"),)
     if not flags["aliases"] and loaded.model_ref in presets.names():
@@ -129,7 +129,7 @@ def configure(loaded: Loaded, settings: Settings, host: str, flags: dict[str, An
 
 
 def _run(loaded: Loaded, config: ServeConfig, listening: socket.socket, notes: Notes) -> bool:
-    from specgguf.serve import Service, run
+    from specgguf.serve.server import Service, run
 
     service = Service(loaded.engine, config, log=notes.say)  # type: ignore[arg-type]  # Engine shows what chat uses
     host, port = listening.getsockname()[:2]

@@ -12,7 +12,7 @@ import os
 import sys
 
 from specgguf import SpeculativeLlama
-from specgguf.serve import ServeConfig, Service, listen, run
+from specgguf.serve.server import ServeConfig, Service, listen, run
 
 port = int(os.environ.get("PORT", "8080"))
 llm = SpeculativeLlama(*sys.argv[1:3]) if sys.argv[1:] else SpeculativeLlama.from_preset("demo")

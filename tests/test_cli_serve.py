@@ -22,7 +22,7 @@ from support.serve_support import WAIT_S, events, on_one_core, until
 from specgguf.cli import serve
 from specgguf.cli.settings import gather
 
-from specgguf.serve import listen
+from specgguf.serve.server import listen
 
 __all__ = ["home", "run"]  # fixtures
 

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 
 from specgguf.errors import Cancelled
-from specgguf.serve import ServeConfig, Service, listen, make_server
+from specgguf.serve.server import ServeConfig, Service, listen, make_server
 from specgguf.decode.stats import Stats
 
 Json = dict[str, Any]

@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator
 from contextlib import closing
 from typing import Any, Protocol
 
-from .errors import Cancelled, SpecggufError
+from specgguf.errors import Cancelled, SpecggufError
 
 Json = dict[str, Any]
 Work = Callable[[], Json | Generator[Json, None, None]]

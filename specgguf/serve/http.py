@@ -16,9 +16,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .errors import BackendError, Busy, Cancelled, ConfigError, ContextFull, SpecggufError, Unsupported
-from .serve_queue import Closing, QueueFull
-from .serve_requests import BadRequest
+from specgguf.errors import BackendError, Busy, Cancelled, ConfigError, ContextFull, SpecggufError, Unsupported
+from .queue import Closing, QueueFull
+from .bodies import BadRequest
 
 Json = dict[str, Any]
 

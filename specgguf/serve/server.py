@@ -13,8 +13,8 @@ from collections.abc import Callable, Generator
 
 import uvicorn
 
-from .serve_app import ServeConfig, Service
-from .serve_queue import FINISH_S
+from .app import ServeConfig, Service
+from .queue import FINISH_S
 
 __all__ = ["ServeConfig", "Service", "listen", "make_server", "run"]
 

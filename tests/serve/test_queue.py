@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from support.serve_support import Scripted, until
 
-from specgguf import serve_queue
+from specgguf.serve import queue
 from specgguf.errors import Cancelled
-from specgguf.serve_queue import Closing, Job, QueueFull, Worker
+from specgguf.serve.queue import Closing, Job, QueueFull, Worker
 
 
 @contextlib.asynccontextmanager
@@ -173,7 +173,7 @@ async def test_finish_keeps_what_there_is() -> None:
 
 
 def test_finish_cancels_what_has_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve_queue, "FINISH_S", 0.3)
+    monkeypatch.setattr(queue, "FINISH_S", 0.3)
 
     async def test() -> None:
         engine = Scripted(in_prefill=True)

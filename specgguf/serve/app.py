@@ -25,12 +25,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Scope
 
-from . import serve_http, serve_metrics, serve_requests
-from .errors import SpecggufError
-from .serve_http import EventStream, Guard, Late
-from .serve_queue import FINISH_S, Closing, Job, Worker
-from .serve_requests import BadRequest, Call
-from .decode.stats import Stats
+from . import http, metrics, bodies
+from specgguf.errors import SpecggufError
+from .http import EventStream, Guard, Late
+from .queue import FINISH_S, Closing, Job, Worker
+from .bodies import BadRequest, Call
+from specgguf.decode.stats import Stats
 
 Json = dict[str, Any]
 logger = logging.getLogger("specgguf.serve")
@@ -74,7 +74,7 @@ class ServeConfig:
     enable_thinking: bool | None = None
     api_keys: tuple[str, ...] = ()
     cors: tuple[str, ...] = ()
-    hosts: tuple[str, ...] | None = serve_http.LOOPBACK
+    hosts: tuple[str, ...] | None = http.LOOPBACK
     queue_max: int = 64
     queue_timeout_s: float = 300.0
     generation_timeout_s: float = 600.0
@@ -97,7 +97,7 @@ class Service:
     def __init__(self, engine: Engine, config: ServeConfig, *, log: Callable[[str], None] = lambda line: None) -> None:
         self.engine, self.config = engine, config
         self.worker = Worker(engine, n_max=config.queue_max)
-        self.metrics = serve_metrics.Metrics()
+        self.metrics = metrics.Metrics()
         self._log = log
         self._created = int(time.time())
         self._watching: set[asyncio.Task[None]] = set()
@@ -106,8 +106,8 @@ class Service:
     def _make_app(self) -> Starlette:
         config = self.config
         thinking = {} if config.enable_thinking is None else {"enable_thinking": config.enable_thinking}
-        parse_chat = partial(serve_requests.chat_call, models=config.names, defaults={**config.defaults, **thinking})
-        parse = partial(serve_requests.completion_call, models=config.names, defaults=config.defaults)
+        parse_chat = partial(bodies.chat_call, models=config.names, defaults={**config.defaults, **thinking})
+        parse = partial(bodies.completion_call, models=config.names, defaults=config.defaults)
         chat = partial(self._answer, parse_chat, self.engine.create_chat_completion)
         completion = partial(self._answer, parse, self.engine.create_completion)
         guard = Middleware(Guard, keys=config.api_keys, hosts=config.hosts, observe=self._observe)
@@ -138,7 +138,7 @@ class Service:
         for model in models:
             if model["id"] == wanted:
                 return JSONResponse(model)
-        return serve_http.error_response(
+        return http.error_response(
             BadRequest(f"there is no model '{wanted}' here", param="model", code="model_not_found", status=404)
         )
 
@@ -149,7 +149,7 @@ class Service:
         text = self.metrics.text(
             self.engine.stats, n_waiting=self.worker.n_waiting, n_running=int(self.worker.running is not None)
         )
-        return Response(text, headers={"content-type": serve_metrics.CONTENT_TYPE})
+        return Response(text, headers={"content-type": metrics.CONTENT_TYPE})
 
     def _observe(self, scope: Scope, status: int, seconds: float) -> None:
         path = scope["path"] if scope["path"] in KNOWN_PATHS else "other"
@@ -162,16 +162,16 @@ class Service:
     async def _answer(self, parse: Callable[[Json], Call], create: Callable[..., Any], request: Request) -> Response:
         config = self.config
         try:
-            data = await serve_http.body_of(request, max_bytes=config.body_max_bytes, timeout_s=config.body_timeout_s)
-            call = parse(serve_requests.read(data))
+            data = await http.body_of(request, max_bytes=config.body_max_bytes, timeout_s=config.body_timeout_s)
+            call = parse(bodies.read(data))
             call.keywords.setdefault("model", config.names[0])
-            client = serve_http.client_of(request.scope, keyed=bool(config.api_keys))
+            client = http.client_of(request.scope, keyed=bool(config.api_keys))
             job = Job(partial(create, **call.keywords), client)
             self.worker.submit(job)
         except ClientDisconnect:
             return Response(status_code=499)
         except SpecggufError as error:
-            return serve_http.error_response(error)
+            return http.error_response(error)
         watch = asyncio.create_task(self._watch(job, request))
         self._watching.add(watch)
         watch.add_done_callback(self._watching.discard)
@@ -190,9 +190,9 @@ class Service:
             return self._failed(error)
 
     def _failed(self, error: BaseException) -> Response:
-        if serve_http.status_of(error) == 500:
+        if http.status_of(error) == 500:
             logger.error("a request failed", exc_info=error)
-        return serve_http.error_response(error)
+        return http.error_response(error)
 
     async def _stream(self, job: Job, call: Call) -> Response:
         """Wait for the first chunk, so that an error still has its status; but not so long that the line seems
@@ -222,14 +222,14 @@ class Service:
                 if coming is first:
                     self.metrics.first_s.add(asyncio.get_running_loop().time() - started)
                 if chunk is None:
-                    yield serve_http.DONE
+                    yield http.DONE
                     return
                 for item in _split_usage(chunk, call.include_usage):
-                    yield serve_http.event(item)
+                    yield http.event(item)
                 coming = asyncio.ensure_future(job.next())
         except Exception as error:
             self._failed(error)
-            yield serve_http.event(serve_http.error_body(error))
+            yield http.event(http.error_body(error))
         finally:
             coming.cancel()
             if not job.ended.is_set():
@@ -239,7 +239,7 @@ class Service:
         """Stop `job` when its client goes away or its time is up; count what became of it."""
         loop, config = asyncio.get_running_loop(), self.config
         started = loop.time()
-        left = asyncio.ensure_future(serve_http.gone(request.receive))
+        left = asyncio.ensure_future(http.gone(request.receive))
         try:
             await _first(job.began, left, config.queue_timeout_s)
             self.metrics.queue_s.add(loop.time() - started)
@@ -313,10 +313,10 @@ def _split_usage(chunk: Json, wanted: bool) -> list[Json]:
 async def _http_error(_request: Request, error: Exception) -> Response:
     """404 and 405 of the router, in OpenAI's shape."""
     assert isinstance(error, HTTPException)
-    response = serve_http.error_response(BadRequest(error.detail, status=error.status_code))
+    response = http.error_response(BadRequest(error.detail, status=error.status_code))
     response.headers.update(error.headers or {})
     return response
 
 
 async def _unexpected(_request: Request, error: Exception) -> Response:
-    return serve_http.error_response(error)
+    return http.error_response(error)

@@ -9,9 +9,9 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .config import require_number, require_whole
-from .errors import ConfigError
-from .text.messages import normalized
+from specgguf.config import require_number, require_whole
+from specgguf.errors import ConfigError
+from specgguf.text.messages import normalized
 
 Json = dict[str, Any]
 

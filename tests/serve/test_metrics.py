@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specgguf.decode.records import Round
-from specgguf.serve_metrics import Counter, Histogram, Metrics
+from specgguf.serve.metrics import Counter, Histogram, Metrics
 from specgguf.decode.stats import Stats
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from specgguf.serve_fields import CHAT, COMPLETION, NO_EFFECT
-from specgguf.serve_requests import BadRequest, Call, chat_call, completion_call, read
+from specgguf.serve.fields import CHAT, COMPLETION, NO_EFFECT
+from specgguf.serve.bodies import BadRequest, Call, chat_call, completion_call, read
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 MODELS = ("a", "b")

@@ -19,8 +19,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.serve_support import WAIT_S, Json, Running, Scripted, events, serving, until
 
-from specgguf import SpeculativeLlama, serve_http, serve_queue
-from specgguf.serve import listen
+from specgguf import SpeculativeLlama
+from specgguf.serve import http, queue
+from specgguf.serve.server import listen
 
 ASK: Json = {"messages": [{"role": "user", "content": "a word list"}], "max_tokens": 16, "temperature": 0}
 COMPLETE: Json = {"prompt": "a word list", "max_tokens": 16, "temperature": 0}
@@ -310,10 +311,10 @@ values = st.recursive(scalars, lambda v: st.lists(v, max_size=3) | st.dictionari
 @given(data=st.data())
 def test_no_body_makes_the_server_fail(server: Running, data: st.DataObject) -> None:
     """Any value in any field: answered or refused, and never a 500."""
-    from specgguf import serve_fields
+    from specgguf.serve import fields
 
     path, base, table = data.draw(
-        st.sampled_from([(CHAT, ASK, serve_fields.CHAT), (COMPLETIONS, COMPLETE, serve_fields.COMPLETION)])
+        st.sampled_from([(CHAT, ASK, fields.CHAT), (COMPLETIONS, COMPLETE, fields.COMPLETION)])
     )
     names = data.draw(st.lists(st.sampled_from(sorted(table)), min_size=1, max_size=2))
     body = {**base, **{name: data.draw(values) for name in names}}
@@ -508,7 +509,7 @@ def test_a_generation_that_takes_too_long_ends_with_what_it_has(tiny_chat: Pair,
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_prompt_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
-    monkeypatch.setattr(serve_queue, "FINISH_S", 0.1)
+    monkeypatch.setattr(queue, "FINISH_S", 0.1)
     engine = Scripted(in_prefill=True)
     with serving(engine, generation_timeout_s=0.05) as server:
         response = server.post(CHAT, {**ASK, "stream": stream})
@@ -517,7 +518,7 @@ def test_a_prompt_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_stream_shows_that_it_is_alive_and_ends_with_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve_queue, "FINISH_S", 0.1)
+    monkeypatch.setattr(queue, "FINISH_S", 0.1)
     engine = Scripted(in_prefill=True)
     with serving(engine, keepalive_s=0.02, generation_timeout_s=0.2) as server:
         response = server.post(CHAT, {**ASK, "stream": True})
@@ -539,7 +540,7 @@ def test_a_client_that_does_not_read_is_dropped() -> None:
             if message["type"] == "http.response.body":
                 await asyncio.Event().wait()
 
-        stream = serve_http.EventStream(endless(), write_timeout_s=0.02, dropped=lambda: dropped.append(True))
+        stream = http.EventStream(endless(), write_timeout_s=0.02, dropped=lambda: dropped.append(True))
         await asyncio.wait_for(stream({"type": "http"}, None, send), WAIT_S)  # type: ignore[arg-type]
         assert dropped == [True]
 

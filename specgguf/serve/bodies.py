@@ -11,10 +11,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from .config import DraftConfig, SamplingParams, did_you_mean
-from .errors import ConfigError, SpecggufError
-from .text.arguments import draft_config
-from .serve_fields import CHAT, COMPLETION, NO_EFFECT, Check, short
+from specgguf.config import DraftConfig, SamplingParams, did_you_mean
+from specgguf.errors import ConfigError, SpecggufError
+from specgguf.text.arguments import draft_config
+from .fields import CHAT, COMPLETION, NO_EFFECT, Check, short
 
 Json = dict[str, Any]
 
