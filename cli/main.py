@@ -97,10 +97,11 @@ def _tell_unknown_variables() -> None:
     """A misspelt variable would be ignored: say so, but not into a shell that completes a line."""
     names = [name for name in os.environ if "SPECGGUF_" in name]
     if names and "_SPECGGUF_COMPLETE" not in names:
-        from . import notes, settings
+        from .terminal import status
+        from . import settings
 
         for remark in settings.unknown_variables():
-            notes.Notes().warn(remark)
+            status.Notes().warn(remark)
 
 
 def _debug_option() -> click.Option:

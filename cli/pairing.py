@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .notes import Notes
-from .progress import Progress, human_bytes
+from .terminal.status import Notes
+from .terminal.progress import Progress, human_bytes
 from .settings import Settings
 
 from specgguf.errors import ConfigError, SpecggufError

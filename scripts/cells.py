@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from specgguf.cli.progress import human_seconds
+from specgguf.cli.terminal.progress import human_seconds
 
 from specgguf import SamplingParams
 from specgguf.bench import results

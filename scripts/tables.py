@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cells import Cell
-from specgguf.cli.tables import lines
+from specgguf.cli.terminal.tables import lines
 
 from specgguf.bench.runs import KINDS, Sample
 from specgguf.bench.recommend import gains, speed

@@ -15,9 +15,9 @@ import pytest
 from support.cli_support import home
 from click.testing import CliRunner
 from conftest import Pair
-from specgguf.cli import engine as cli_engine
+from specgguf.cli import open_pair as cli_engine
 from specgguf.cli import exits
-from specgguf.cli.engine import Loaded
+from specgguf.cli.open_pair import Loaded
 from specgguf.cli.main import cli
 
 from specgguf import SamplingParams, SpeculativeLlama

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from support.fake_engine import FAIL, GATE, HANG, FakeEngine, loaded, pieces
-from specgguf.cli import engine, main
-from specgguf.cli.notes import Notes
+from specgguf.cli import open_pair, main
+from specgguf.cli.terminal.status import Notes
 from specgguf.cli.pairing import Pair
 from specgguf.cli.settings import Settings
 
@@ -70,8 +70,8 @@ class Deaf(FakeEngine):
 
 def run() -> None:
     if sys.argv[1] == "loading":  # the real way to an engine, but one that never loads
-        engine.pick = lambda *_, **__: Pair(Path("target.gguf"), None, "target.gguf", "")  # type: ignore[attr-defined]
-        engine._load = lambda *_: time.sleep(600)  # type: ignore[assignment]
+        open_pair.pick = lambda *_, **__: Pair(Path("target.gguf"), None, "target.gguf", "")  # type: ignore[attr-defined]
+        open_pair._load = lambda *_: time.sleep(600)  # type: ignore[assignment]
     elif sys.argv[1] != "real":
         play(SCENES[sys.argv[1]]())
     main.main(sys.argv[2:])
@@ -80,12 +80,12 @@ def run() -> None:
 def play(scene: FakeEngine) -> None:
     """Put `scene` where the program opens its engine."""
 
-    def open_engine(settings: Settings, notes: Notes, *, yes: bool = False) -> engine.Loaded:
+    def open_engine(settings: Settings, notes: Notes, *, yes: bool = False) -> open_pair.Loaded:
         settings.sampling()
         scene.draft = settings["draft"]
         return loaded(scene)
 
-    engine.open_engine = open_engine
+    open_pair.open_engine = open_engine
 
 
 if __name__ == "__main__":

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from support.fake_engine import FakeEngine, loaded
-from specgguf.cli import engine, oneshot, prompt
+from specgguf.cli import open_pair
+from specgguf.cli.chat import oneshot, prompt
 from specgguf.cli.main import cli
-from specgguf.cli.notes import Notes
+from specgguf.cli.terminal.status import Notes
 from specgguf.cli.options import SETTINGS
 from specgguf.cli.settings import Settings
 
@@ -75,11 +76,11 @@ def run(home: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     def do(*arguments: str, fake: FakeEngine | None = None, stdin: str | bytes = "", **env: str) -> Ran:
         fake = fake or FakeEngine()
 
-        def open_engine(settings: Settings, notes: Notes, *, yes: bool = False) -> engine.Loaded:
+        def open_engine(settings: Settings, notes: Notes, *, yes: bool = False) -> open_pair.Loaded:
             fake.draft = settings["draft"]
             return loaded(fake)
 
-        monkeypatch.setattr(engine, "open_engine", open_engine)
+        monkeypatch.setattr(open_pair, "open_engine", open_engine)
         result: Any = CliRunner().invoke(cli, list(arguments), input=stdin, env=env, prog_name="specgguf")
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception

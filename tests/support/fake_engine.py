@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
-from specgguf.cli.engine import Loaded
+from specgguf.cli.open_pair import Loaded
 
 from specgguf.errors import Cancelled
 from specgguf.decode.records import Round

@@ -1,0 +1,187 @@
+"""A conversation: its messages, and what may be done to them.
+
+Sends a question, takes one back; keeps the prompt inside the context. Shows nothing itself: answers go to a
+sink, remarks to notes, and the keeper writes every step down.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+
+from specgguf.cli.open_pair import Loaded, thinking
+from specgguf.cli.interrupts import Interrupts
+from .autosave import Keeper
+from specgguf.cli.terminal.status import Notes
+from specgguf.cli.terminal.render import Sink
+from specgguf.cli.settings import Settings
+from .turn import Answer, Message, ask
+
+from specgguf.errors import ContextFull
+
+# Room kept free for an answer: this many tokens, but at most this share of the context.
+ANSWER_TOKENS = 512
+ANSWER_SHARE = 0.25
+SLOW_PROMPT = 200
+
+
+@dataclass
+class Talk:
+    """The state of one conversation.
+
+    Attributes:
+        messages: system prompt (where there is one) and turns, as OpenAI messages.
+        n_hidden: so many messages after the system prompt are no longer sent: the context was full.
+        undone: the question that was taken back last; `/edit` starts from it.
+        unanswered: the last question, if it got no answer at all.
+        last: the last answer, for `/highlight` and statistics.
+    """
+
+    loaded: Loaded
+    settings: Settings
+    notes: Notes
+    keeper: Keeper
+    messages: list[Message] = field(default_factory=list)
+    n_hidden: int = 0
+    undone: str = ""
+    unanswered: str = ""
+    last: Answer | None = None
+    _read: list[int] = field(default_factory=list)  # the prompt before this one
+
+    @property
+    def lost(self) -> str:
+        """`unanswered`, unless the user stopped it himself: then it is taken back already."""
+        return "" if self.last is not None and self.last.interrupted else self.unanswered
+
+    @property
+    def n_turns(self) -> int:
+        """Questions that have been asked."""
+        return sum(1 for message in self.messages if message["role"] == "user")
+
+    @property
+    def first_question(self) -> str:
+        """The first question, or an empty string."""
+        return next((str(m["content"]) for m in self.messages if m["role"] == "user"), "")
+
+    @property
+    def last_exchange(self) -> tuple[str, str]:
+        """The last question and its answer; empty where there is none."""
+        texts = {m["role"]: str(m["content"]) for m in self.messages}
+        return texts.get("user", ""), texts.get("assistant", "")
+
+    @property
+    def system(self) -> str:
+        """The system prompt, or an empty string."""
+        first = self.messages[0] if self.messages else {}
+        return str(first.get("content", "")) if first.get("role") == "system" else ""
+
+    def set_system(self, text: str) -> None:
+        """Replace the system prompt; an empty text removes it."""
+        if self.system:
+            self.messages.pop(0)
+        if text:
+            self.messages.insert(0, {"role": "system", "content": text})
+
+    def clear(self) -> None:
+        """Forget all turns; the system prompt stays."""
+        self.resume([m for m in self.messages if m["role"] == "system"])
+
+    def resume(self, messages: list[Message], unanswered: str = "") -> None:
+        """Go on from other messages."""
+        self.messages[:] = messages
+        self.n_hidden, self.last, self.undone, self.unanswered = 0, None, "", unanswered
+
+    def undo(self) -> str:
+        """Take the last question back, with its answer if it got one; returns it, or "" where there is none."""
+        if self.lost:
+            self.undone, self.unanswered = self.unanswered, ""
+            return self.undone
+        at = max((i for i, m in enumerate(self.messages) if m["role"] == "user"), default=-1)
+        if at < 0:
+            return ""
+        question = str(self.messages[at]["content"])
+        del self.messages[at:]
+        if self.n_hidden >= len(self.messages) - bool(self.system):
+            self.n_hidden = 0  # what is left has room again; `fit` decides anew
+        self.undone, self.unanswered, self.last = question, "", None
+        return question
+
+    def window(self) -> list[Message]:
+        """The messages that are sent: system prompt and the turns that still fit."""
+        start = 1 if self.system else 0
+        return self.messages[:start] + self.messages[start + self.n_hidden :]
+
+    def send(self, question: str, sink: Sink) -> Answer:
+        """Ask, stream the answer into `sink`, and keep both.
+
+        A question without any answer (stopped too early, or refused) is taken back into `unanswered`.
+
+        Raises:
+            SpecggufError: see `ask`; ContextFull where the conversation does not fit.
+            KeyboardInterrupt: Ctrl-C a second time; what came is kept.
+        """
+        self.messages.append({"role": "user", "content": question})
+        self.last = answer = Answer()
+        try:
+            with Interrupts(self.loaded.engine.cancel) as interrupts:
+                self._ask(question, sink, answer, interrupts)
+        finally:
+            self.notes.clear()
+            if answer.spans or answer.finish_reason:
+                self.messages.append(answer.message())
+                self.unanswered = self.undone = ""
+            else:
+                self.messages.pop()
+                self.unanswered = question
+            self.keeper.answered(self.messages, answer)
+        return answer
+
+    def _ask(self, question: str, sink: Sink, answer: Answer, interrupts: Interrupts) -> None:
+        prompt = self._fit()
+        self.keeper.asked(self.messages[:-1], question)
+        n_new = len(prompt) - n_common(prompt, self._read)
+        self._read = prompt
+        if n_new >= SLOW_PROMPT:
+            self.notes.wait(f"reading {n_new:,} tokens …")
+        engine = self.loaded.engine
+        ask(
+            engine,
+            self.window(),
+            self.settings.sampling(),
+            sink,
+            answer,
+            interrupts,
+            prompt_end=engine.detokenize(prompt[-12:], special=True).decode("utf-8", "replace"),
+            enable_thinking=thinking(self.settings),
+        )
+
+    def count(self, messages: list[Message]) -> int:
+        """Tokens of a rendered conversation, by the model's own template."""
+        return len(self._render(messages))
+
+    def _render(self, messages: list[Message]) -> list[int]:
+        return self.loaded.engine.render(messages, enable_thinking=thinking(self.settings))
+
+    def _fit(self) -> list[int]:
+        """The prompt of the window, after dropping turns that no longer fit."""
+        n_ctx = self.loaded.engine.n_ctx()
+        wanted = self.settings["max_tokens"] or 0
+        budget = n_ctx - min(wanted if wanted > 0 else ANSWER_TOKENS, int(n_ctx * ANSWER_SHARE))
+        with contextlib.suppress(ContextFull):  # so long that it is not even read: turns have to go
+            prompt = self._render(self.window())
+            if len(prompt) <= budget:
+                return prompt
+        from specgguf.text.template import fit
+
+        before = self.window()
+        after, n_dropped = fit(before, self.count, budget, overflow=self.settings["overflow"])
+        self.n_hidden += len(before) - len(after)
+        if n_dropped:
+            turns = "turn was" if n_dropped == 1 else "turns were"
+            self.notes.say(f"context full: the oldest {n_dropped} {turns} dropped (--overflow stop ends instead)")
+        return self._render(self.window())
+
+
+def n_common(a: list[int], b: list[int]) -> int:
+    """How many tokens two prompts begin with in common."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -1,0 +1,71 @@
+"""How answers are shown: the display settings in one place, shared by one-shot and conversation."""
+
+from __future__ import annotations
+
+import sys
+
+from specgguf.cli.terminal import stats_view, style
+from specgguf.cli.open_pair import Engine
+from specgguf.cli.terminal.status import Notes
+from specgguf.cli.terminal.render import AnswerWriter, Collect, Sink, replay, write_json
+from specgguf.cli.settings import Settings
+from .turn import Answer
+
+
+class Display:
+    """Makes sinks for answers, and says what belongs to them: legend, statistics, JSON."""
+
+    def __init__(self, settings: Settings, notes: Notes, *, as_json: bool = False) -> None:
+        self.settings = settings
+        self.notes = notes
+        self.as_json = as_json
+        self.ink = style.ink_for(sys.stdout, settings["color"])
+        self._legend_shown = False
+
+    def sink(self) -> Sink:
+        """Where the next answer goes."""
+        if self.as_json:
+            return Collect()
+        return AnswerWriter(
+            self.notes,
+            ink=self.ink,
+            highlight=self.settings["highlight"],
+            think=self.settings["think"],
+            markdown=self.settings["markdown"],
+            wrap=self.settings["wrap"],
+        )
+
+    def again(self, answer: Answer) -> None:
+        """Show an answer once more, as the settings are now."""
+        replay(answer.spans, self.sink())
+
+    def legend(self) -> str:
+        """What the highlighting means, highlighted itself. To be shown: it counts as that."""
+        self._legend_shown = True
+        if not self.ink.styles:
+            return "highlighting needs a terminal with colours or underlining (or --color always)"
+        mark = self.ink.drafted("written by the draft model, accepted by the target")
+        return f"{mark} · the target's own words"
+
+    def legend_once(self) -> None:
+        """The legend, before the first highlighted answer."""
+        if self.settings["highlight"] and not (self._legend_shown or self.as_json or self.notes.quiet):
+            self.notes.tell(self.legend())
+            if self.settings["markdown"]:
+                self.notes.say("the text is shown as it is: highlighting and --markdown exclude each other")
+
+    def after(self, answer: Answer, engine: Engine) -> None:
+        """What follows an answer: its JSON, and the statistics line."""
+        if self.as_json:
+            write_json(answer.completion())
+        if answer.interrupted and not answer.spans:
+            return
+        if not answer.text and not answer.interrupted:
+            self.notes.say("the answer is empty")
+        if self.settings["stats"] and not self.notes.quiet:
+            stats = engine.last
+            ended = stats_view.ended_by(
+                answer.finish_reason, answer.interrupted, stats.n_prompt + stats.n_generated, engine.n_ctx()
+            )
+            width = style.width(self.notes.stream) if self.notes.ink.tty else None
+            self.notes.say(stats_view.joined(stats_view.parts(stats, engine.n_ctx(), ended=ended), width))

@@ -1,0 +1,54 @@
+"""One question from the command line or stdin, one answer on stdout, and the end."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import click
+from specgguf.cli import exits
+from .loop import Room
+
+STDIN = "-"
+
+
+def read_question(words: Sequence[str]) -> str | None:
+    """The question in `words` and stdin; None when there is none and a person sits at the keyboard.
+
+    Text that is piped in follows the words after a blank line; "-" stands for stdin alone.
+
+    Raises:
+        click.UsageError: there is nothing to ask.
+    """
+    said = " ".join(words).encode("utf-8", "surrogateescape").decode("utf-8", "replace").strip()
+    at_keyboard = sys.stdin is not None and sys.stdin.isatty()
+    if at_keyboard and said != STDIN:
+        if words and not said:
+            raise click.UsageError("the question is empty")
+        return said or None
+    piped = "" if sys.stdin is None else _read_stdin()
+    parts = [part for part in ("" if said == STDIN else said, piped) if part.strip()]
+    if not parts:
+        raise click.UsageError("nothing to ask: no question was given and stdin is empty")
+    return "\n\n".join(parts)
+
+
+def _read_stdin() -> str:
+    buffer = getattr(sys.stdin, "buffer", None)
+    text = buffer.read().decode("utf-8", "replace") if buffer is not None else sys.stdin.read()
+    return str(text).removeprefix("\ufeff").rstrip("\n")
+
+
+def run(room: Room, question: str) -> int:
+    """Answer `question`; returns the exit code."""
+    left = room.talk.lost
+    room.describe()
+    room.display.legend_once()
+    try:
+        answer = room.talk.send(question, room.display.sink())
+        room.display.after(answer, room.talk.loaded.engine)
+    finally:
+        if left in room.keeper.aside:
+            shown = f"specgguf sessions show '{room.keeper.name}'"
+            room.notes.say(f"the question before this one got no answer and is set aside ({shown}): {room.short(left)}")
+    return exits.INTERRUPTED if answer.interrupted else exits.OK

@@ -1,0 +1,138 @@
+"""The slash commands, in one table: names, help, completion and what they do.
+
+A command gets the room (see `loop`) and the words after its name. It may return a text, which is then
+asked as if it had been typed. What it says goes to stderr.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from . import actions
+from specgguf.cli.terminal import style
+
+if TYPE_CHECKING:
+    from .loop import Room
+
+Run = Callable[["Room", str], str | None]
+
+
+@dataclass(frozen=True)
+class Command:
+    """One slash command.
+
+    Attributes:
+        argument: how its argument is written in `/help`; "" when it takes none.
+        section: the heading in `/help`.
+        choices: what its argument may be, for completion: words, or a function of the room.
+    """
+
+    name: str
+    argument: str
+    section: str
+    help: str
+    run: Run
+    choices: tuple[str, ...] | Callable[[Room, str], Iterable[str]] = ()
+
+
+COMMANDS: tuple[Command, ...] = (
+    Command("draft", "off|auto|N", "Draft", "switch drafting off or on, or always draft N tokens", actions.draft,
+            ("auto", "off", "4")),
+    Command("highlight", "", "Draft", "show in colour which words the draft model wrote, or stop that",
+            actions.highlight, ("on", "off")),
+    Command("stats", "", "Draft", "how often drafts were accepted, and where the time went", actions.stats,
+            ("on", "off")),
+    Command("undo", "", "Turns", "take the last question and its answer back", actions.undo),
+    Command("retry", "", "Turns", "answer the last question again", actions.retry),
+    Command("edit", "", "Turns", "write a message in $EDITOR (after /undo: starts from that question)",
+            actions.edit),
+    Command("file", "PATH", "Turns", "send a text file with your next message", actions.file,
+            actions.complete_path),
+    Command("clear", "", "Turns", "start a new conversation; the old one stays saved", actions.clear),
+    Command("save", "[NAME]", "Keep", "give this conversation a name (it is saved as you go)", actions.save),
+    Command("load", "NAME", "Keep", "go on with a saved conversation", actions.load, actions.complete_session),
+    Command("system", "[TEXT]", "Settings", "show or set the system prompt; 'none' removes it", actions.system,
+            ("none",)),
+    Command("set", "[NAME VALUE]", "Settings", "show or change temperature, top_p, max_tokens, seed …",
+            actions.set_, actions.complete_set),
+    Command("think", "on|off|dim|show|hide", "Settings", "let the model reason or not; how that is displayed",
+            actions.think, ("on", "off", "dim", "show", "hide")),
+    Command("model", "[REF [DRAFT]]", "Settings", "show the models, or go on with others", actions.model,
+            actions.complete_model),
+    Command("context", "", "Settings", "what fills the context", actions.context),
+    Command("help", "", "Leave", "this list", lambda room, _words: show_help(room)),
+    Command("exit", "", "Leave", "leave; specgguf chat --continue comes back", actions.leave),
+)  # fmt: skip
+
+ALIASES = {"quit": "exit", "bye": "exit", "q": "exit", "?": "help", "h": "help", "new": "clear"}
+BY_NAME = {command.name: command for command in COMMANDS}
+
+KEYS = (
+    ("Enter", "send"),
+    ("Alt-Enter", 'new line; or begin with """ and end with """'),
+    ("Ctrl-C", "stop the answer; twice: leave"),
+    ("Ctrl-D", "leave"),
+    ("Tab, ↑, Ctrl-R", "complete; earlier messages; search them"),
+    ("//text", "send a message that begins with a slash"),
+)
+
+
+def dispatch(room: Room, line: str) -> str | None:
+    """Do what `line` ("/name words") says; a returned text is to be asked."""
+    name, _, words = line[1:].partition(" ")
+    name = ALIASES.get(name.lower(), name.lower())
+    command = BY_NAME.get(name)
+    if command is None:
+        near = difflib.get_close_matches(name, [*BY_NAME, *ALIASES], n=1, cutoff=0.5)
+        hint = f"did you mean /{near[0]}? " if near else ""
+        room.notes.error(f"there is no command /{name}", f"{hint}/help lists them; //{name} sends it as text")
+        return None
+    return command.run(room, words.strip())
+
+
+def show_help(room: Room) -> None:
+    """The table, for people."""
+    for section in dict.fromkeys(command.section for command in COMMANDS):
+        room.notes.tell(room.notes.ink.bold(section))
+        for command in COMMANDS:
+            if command.section == section:
+                _row(room, _usage(command), command.help)
+    room.notes.tell(room.notes.ink.bold("Keys"))
+    for key, what in KEYS:
+        _row(room, key, what)
+
+
+def _row(room: Room, left: str, right: str) -> None:
+    """One row of the help, its right side wrapped where the terminal is narrow."""
+    start = max(len(_usage(command)) for command in COMMANDS) + 4
+    columns = style.width(room.notes.stream) - start - 1
+    first, *more = style.rows(right, max(columns, 24))
+    room.notes.tell(f"  {left:<{start - 2}}{room.notes.ink.dim(first)}")
+    for row in more:
+        room.notes.tell(" " * start + room.notes.ink.dim(row))
+
+
+def _usage(command: Command) -> str:
+    return f"/{command.name} {command.argument}".rstrip()
+
+
+def complete(room: Room, text: str) -> Iterable[tuple[str, int, str]]:
+    """What may follow `text`: command names, and a command's arguments."""
+    if not text.startswith("/") or text.startswith("//") or "\n" in text:
+        return
+    name, space, words = text[1:].partition(" ")
+    if not space:
+        for command in COMMANDS:
+            if command.name.startswith(name):
+                yield command.name + (" " if command.argument else ""), len(name), command.help
+        return
+    known = BY_NAME.get(ALIASES.get(name, name))
+    if known is None:
+        return
+    choices = known.choices(room, words) if callable(known.choices) else known.choices
+    for choice in choices:
+        if choice.startswith(words):
+            yield choice, len(words), ""

@@ -1,0 +1,222 @@
+"""`specgguf doctor`: versions, devices, the pair's own speed, and what to change, each with the line to type."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from specgguf.cli.terminal import tables, style
+from specgguf.cli.terminal.status import Notes
+from specgguf.cli.options import options
+from specgguf.cli.settings import Settings, gather
+
+from specgguf.errors import SpecggufError
+
+if TYPE_CHECKING:
+    from specgguf.control.costs import Costs
+    from specgguf.fit.hardware import Machine
+
+GIB = 2**30
+WIDTHS = (1, 2, 4, 8)
+LEAST_RATIO = 3.0  # how much faster a draft token should be than a target token
+REINSTALL = 'CMAKE_ARGS="-DGGML_{}=on" pip install --force-reinstall --no-cache-dir "llama-cpp-python>=0.3.36,<0.4"'
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A warning and the line to type against it."""
+
+    text: str
+    line: str = ""
+
+
+@click.command()
+@options("Models", "Hardware")
+@click.option("--speed/--no-speed", default=True, help="Measure the pair for a few seconds.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def doctor(speed: bool, as_json: bool, **flags: Any) -> int:
+    """Check the installation, the devices and a pair that is already here. Downloads nothing.
+
+    Exits with 1 when something should be changed.
+    """
+    from specgguf.fit.hardware import this_machine
+
+    settings = gather(flags)
+    notes = Notes(style.ink_for(sys.stderr))
+    machine = this_machine()
+    report: dict[str, Any] = {"versions": _versions(), "machine": _machine(machine)}
+    findings = _machine_findings(machine, settings)
+    if speed:
+        notes.wait("measuring …")
+        try:
+            report["pair"], more = _pair(settings, machine)
+            findings += more
+        except SpecggufError as error:
+            findings.append(Finding(f"no pair was measured: {error}", error.hint))
+        notes.clear()
+    report["warnings"] = [asdict(f) for f in findings]
+    if as_json:
+        click.echo(json.dumps(report, ensure_ascii=False, indent=1))
+    else:
+        _show(report)
+    return 1 if findings else 0
+
+
+def _versions() -> dict[str, str]:
+    from importlib.metadata import version
+
+    from specgguf.native import devices
+
+    python, compiled = devices.build_info()
+    return {
+        "specgguf": version("specgguf"),
+        "llama-cpp-python": python,
+        "Python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "compiled with": compiled,
+    }
+
+
+def _machine(machine: Machine) -> dict[str, str]:
+    rows = {}
+    for device in machine.devices:
+        about = f"{device.free_bytes / GIB:.1f} of {device.total_bytes / GIB:.1f} GiB free"
+        rows[device.name] = f"{device.description or device.kind}: {about}"
+    return rows | {"cores": str(machine.n_cores)}
+
+
+def _machine_findings(machine: Machine, settings: Settings) -> list[Finding]:
+    from specgguf.fit.hardware import unused_gpu
+
+    found = []
+    if backend := unused_gpu(machine):
+        text = "there seems to be a graphics device, but llama-cpp-python was built for the CPU alone"
+        found.append(Finding(text, REINSTALL.format(backend)))
+    if (threads := settings["n_threads"]) and threads > machine.n_cores:
+        found.append(Finding(f"{threads} threads on {machine.n_cores} cores", f"-t {machine.n_cores}"))
+    if machine.gpus and settings["draft_n_gpu_layers"] == 0:
+        found.append(Finding("the draft runs on the CPU beside a graphics device", "--draft-n-gpu-layers -1"))
+    for prefix in ("", "draft_"):
+        kinds = (settings[prefix + "type_k"], settings[prefix + "type_v"])
+        if settings[prefix + "flash_attn"] is False and any(k and k.startswith("q") for k in kinds):
+            flag = f"--{prefix.replace('_', '-')}flash-attn"
+            found.append(Finding("a quantised KV cache needs flash attention, which is off", flag))
+    return found
+
+
+def _pair(settings: Settings, machine: Machine) -> tuple[dict[str, Any], list[Finding]]:
+    """Load the pair that is here and measure it."""
+    from specgguf.config import DraftConfig
+    from specgguf.control.costs import calibrate
+    from specgguf.loading import open_pair
+
+    target, draft, keywords = _files(settings)
+    pair = open_pair(str(target), str(draft) if draft else None, DraftConfig("off", max(WIDTHS) - 1), keywords=keywords)
+    try:
+        engine = pair.engine
+        costs = calibrate(engine.target, engine.draft_model, max(WIDTHS) - 1)
+        rewinding = {"target": engine.target.way.name}
+        if engine.draft_model:
+            rewinding["draft"] = engine.draft_model.way.name
+        about = _about(target, draft, costs, rewinding)
+        found = [Finding(notice.removeprefix("WARNING: ")) for notice in pair.notices]
+        return about, found + _pair_findings(costs, target if draft else None)
+    finally:
+        pair.close()
+
+
+def _files(settings: Settings) -> tuple[Path, Path | None, dict[str, Any]]:
+    """The pair's files, of those that are here, and the keywords it is loaded with.
+
+    Raises:
+        SpecggufError: nothing is here.
+    """
+    from specgguf.fit import search, draft_candidates
+    from specgguf.models import hub
+    from specgguf.config import DraftConfig
+
+    given = {
+        k: settings[k]
+        for p in ("", "draft_")
+        for k in (p + n for n in ("n_gpu_layers", "n_threads", "flash_attn", "type_k", "type_v"))
+        if settings[k] is not None
+    }
+    keywords: dict[str, Any] = {"n_ctx": 512, "n_gpu_layers": None, **given}
+    if not settings["model"]:
+        preset, _ = search.named(settings["preset"] or "auto", offline=True)
+        paths = [hub.resolve(file, offline=True) for file in preset.files]
+        drafting = {field.name for field in fields(DraftConfig)}  # not the models'
+        own = {k: v for k, v in preset.keywords.items() if k not in drafting}
+        return paths[0], paths[1] if len(paths) > 1 else None, {**own, **keywords}
+    target = hub.resolve(settings["model"], offline=True)
+    ref = settings["draft_model"]
+    if ref in ("none", "off", "no", "lookup"):
+        return target, None, keywords
+    best = draft_candidates.best(target) if ref is None else None
+    return target, best.path if best else hub.resolve(ref, offline=True) if ref else None, keywords
+
+
+def _about(target: Path, draft: Path | None, costs: Costs, rewinding: dict[str, str]) -> dict[str, Any]:
+    from specgguf.fit import predict
+
+    about: dict[str, Any] = {
+        "target": target.name,
+        "draft": draft.name if draft else None,
+        "rewinding": rewinding,
+        "verify_s": {n: costs.verify(n) for n in WIDTHS},
+        "draft_s": costs.draft_s if draft else None,
+        "break_even": None,
+    }
+    if draft and costs.draft_s is not None:
+        about["break_even"] = predict.break_even(predict.from_measured(about["verify_s"], costs.draft_s))
+    return about
+
+
+def _pair_findings(costs: Costs, target: Path | None) -> list[Finding]:
+    if target is None or not costs.draft_s:
+        return []
+    ratio = costs.verify(1) / costs.draft_s
+    if ratio >= LEAST_RATIO:
+        return []
+    text = f"a draft token is only {ratio:.1f} times faster than a target token (3 and more pays)"
+    return [Finding(text, f"specgguf models pair {target}")]
+
+
+def _show(report: dict[str, Any]) -> None:
+    tables.show([*report["versions"].items(), *report["machine"].items()])
+    pair = report.get("pair")
+    if pair:
+        click.echo()
+        tables.show(_pair_rows(pair))
+        if pair["draft"]:
+            click.echo(_outlook(pair["break_even"]))
+    click.echo()
+    for finding in report["warnings"]:
+        click.echo(f"! {style.clean(finding['text'])}")
+        if finding["line"]:
+            click.echo(f"    {finding['line']}")
+    if not report["warnings"]:
+        click.echo("nothing to change")
+
+
+def _outlook(break_even: float | None) -> str:
+    if break_even is None:
+        return "drafting cannot pay with this pair here: it will rest"
+    return f"drafting pays here when more than {break_even:.0%} of the drafted tokens are accepted"
+
+
+def _pair_rows(pair: dict[str, Any]) -> list[tuple[str, str]]:
+    plain = pair["verify_s"][1]
+    wide = ", ".join(f"{n}: {s * 1e3:.0f} ms" for n, s in pair["verify_s"].items())
+    rows = [("target", pair["target"]), ("draft", pair["draft"] or "none")]
+    rows.append(("rewinding", ", ".join(f"{who} {way}" for who, way in pair["rewinding"].items())))
+    rows.append(("plain decoding", f"{1 / plain:.1f} tokens/s"))
+    rows.append(("a pass over n tokens", wide))
+    if pair["draft_s"]:
+        rows.append(("a draft token", f"{pair['draft_s'] * 1e3:.1f} ms, {plain / pair['draft_s']:.1f} times faster"))
+    return rows

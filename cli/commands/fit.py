@@ -1,0 +1,259 @@
+"""`specgguf fit`: what goes where in which memory, what is left, and what to change where it does not fit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+from specgguf.cli.terminal import tables
+from specgguf.cli.options import GroupedCommand, SectionOption, options
+from specgguf.cli.settings import Settings, gather
+
+from specgguf.errors import SpecggufError
+
+if TYPE_CHECKING:
+    from specgguf.fit.search import Plan
+    from specgguf.fit.footprint import Footprint, Load, Need
+    from specgguf.fit.hardware import Machine
+    from specgguf.fit.predict import PairCosts
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+MIB = 2**20
+MACHINE = "Machine"
+NO_FIT = 1  # exit code: the question was answered, with no
+
+
+def _machine_option(*names: str, **keywords: Any) -> Callable[[F], F]:
+    return click.option(*names, cls=SectionOption, section=MACHINE, **keywords)
+
+
+@click.command(cls=GroupedCommand)
+@options("Models")
+@_machine_option("--vram", default="", metavar="24GB", help="A graphics card with so much memory, not this machine.")
+@_machine_option("--unified", default="", metavar="36GB", help="A Mac with so much memory.")
+@_machine_option("--device", default="", metavar="NAME", help='A card or chip by name: "RTX 4090", "M3 Pro".')
+@_machine_option("--gpus", default=1, metavar="N", help="So many of that card.", type=click.IntRange(1, 16))
+@click.option("--exact", is_flag=True, help="Ask llama.cpp itself about buffers, without loading weights.")
+@click.option("--predict", is_flag=True, help="Expected speed-up by draft length and acceptance: a prediction.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@options("Hardware")
+def fit(
+    vram: str, unified: str, device: str, gpus: int, exact: bool, predict: bool, as_json: bool, **flags: Any
+) -> int:
+    """Show what fits into this machine's memory, before loading anything.
+
+    \b
+      specgguf fit                         the pair that -p auto would take
+      specgguf fit -m REF -d REF -c 0      the largest context that fits
+      specgguf fit -p gpu-24gb --device "RTX 4090" --predict
+
+    Exits with 1 where the pair does not fit.
+    """
+    from specgguf.fit.hardware import described, this_machine
+
+    settings = gather(flags)
+    elsewhere = bool(vram or unified or device)
+    machine = described(vram=vram, unified=unified, device=device, n_devices=gpus) if elsewhere else this_machine()
+    plan, paths, why = _plan(settings, machine)
+    if plan.target.n_ctx == 0:
+        from specgguf.fit.search import largest_n_ctx
+
+        plan = plan.with_n_ctx(largest_n_ctx(plan) or 256)
+    sizes = _measured(plan, paths) if exact else plan.footprint
+    if as_json:
+        click.echo(json.dumps(_as_json(plan, sizes), ensure_ascii=False, indent=1))
+        return 0 if sizes.fits else NO_FIT
+    if why:
+        click.echo(why, err=True)
+    _show(plan, sizes)
+    if predict:
+        click.echo()
+        show_prediction(_costs(plan), measured=False)
+    return 0 if sizes.fits else NO_FIT
+
+
+def _plan(settings: Settings, machine: Machine) -> tuple[Plan, tuple[Path | None, Path | None], str]:
+    """The plan, where its files lie, and why this pair."""
+    from specgguf.fit import search as planning
+    from specgguf.models import remote_header
+    from specgguf import presets
+    from specgguf.fit.footprint import Load
+
+    offline = settings["offline"] or None
+    why = ""
+    if settings["model"] and settings["model"] not in presets.names():
+        target = remote_header.peek(settings["model"], offline=offline)
+        draft = _draft(settings, target.path, offline)
+        loads = planning.Plan(
+            machine,
+            _load(Load(target.dims), settings, ""),
+            _load(Load(draft.dims), settings, "draft_") if draft else None,
+        )
+        return loads, (target.path, draft.path if draft else None), why
+    name = settings["model"] or settings["preset"] or "auto"
+    if name == "auto":
+        preset, why = planning.choose(machine, available=planning.is_here if settings["offline"] else None)
+    else:
+        preset = presets.load(name)
+    plan = planning.plan_of(preset, machine, offline=offline)
+    plan = replace(
+        plan,
+        target=_load(plan.target, settings, ""),
+        draft=_load(plan.draft, settings, "draft_") if plan.draft else None,
+    )
+    found = [remote_header.peek(file, offline=offline).path for file in preset.files]
+    return plan, (found[0], found[1] if len(found) > 1 else None), why
+
+
+def _draft(settings: Settings, target: Path | None, offline: bool | None) -> Any:
+    from specgguf.fit import draft_candidates
+    from specgguf.models import remote_header
+
+    ref = settings["draft_model"]
+    if ref in ("none", "off", "no", "lookup"):
+        return None
+    if ref is not None:
+        return remote_header.peek(ref, offline=offline)
+    best = draft_candidates.best(target) if target else None
+    return remote_header.peek(best.path) if best else None
+
+
+def _load(load: Load, settings: Settings, prefix: str) -> Load:
+    """A model's plan with what flags, variables and the config file say; a draft's context is the target's."""
+    changes: dict[str, Any] = {}
+    for name in ("n_ctx", "n_gpu_layers", "flash_attn", "type_k", "type_v"):
+        key = prefix + name
+        if settings.given(key) and settings[key] is not None:
+            changes[name] = settings[key]
+    if prefix and "n_ctx" not in changes and settings.given("n_ctx"):
+        changes["n_ctx"] = settings["n_ctx"]
+    return replace(load, **changes)
+
+
+def _measured(plan: Plan, paths: tuple[Path | None, Path | None]) -> Footprint:
+    """The footprint with llama.cpp's own figures for what is on disk."""
+    from specgguf.fit.footprint import measured
+
+    if not plan.machine.is_here or paths[0] is None:
+        raise SpecggufError("--exact needs the files and this machine", hint="leave it out for the formula")
+    sizes = plan.footprint
+    kind = plan.machine.kind
+    target = measured(plan.target, paths[0], kind)
+    draft = measured(plan.draft, paths[1], kind) if plan.draft and paths[1] else sizes.draft
+    return replace(sizes, target=target, draft=draft)
+
+
+# --- showing ------------------------------------------------------------------------------------------------
+
+
+def _show(plan: Plan, sizes: Footprint) -> None:
+    from specgguf.fit import search as planning
+
+    for label, load in (("target", plan.target), ("draft", plan.draft)):
+        if load:
+            click.echo(f"{label:<7} {load.dims.name}  ({planning.describe(load.dims)})  {_how(load, plan)}")
+    click.echo()
+    has_gpu = bool(plan.machine.gpus)
+    header = ("MiB", "device", "host") if has_gpu else ("MiB", "host")
+    rows = [[label, *columns] if has_gpu else [label, columns[1]] for label, *columns in _rows(sizes)]
+    tables.show(rows, header, right=(1, 2))
+    pages = sizes.target.host_pages + sizes.draft.host_pages
+    if pages:
+        click.echo(f"and {_mib(pages)} MiB of file pages, which are dropped when memory runs short")
+    click.echo()
+    if not plan.target.dims.is_sure:
+        click.echo("the formula does not know this architecture's memory: --exact asks llama.cpp", err=True)
+    if not sizes.fits:
+        change = planning.cheapest_change(plan)
+        click.echo(f"does not fit. Cheapest change: {change.text}" if change else "does not fit")
+        if change:
+            click.echo(f"  {change.flags}")
+        return
+    largest = planning.largest_n_ctx(plan)
+    own = " (the model's own limit)" if largest >= plan.target.dims.n_ctx_train else ""
+    click.echo(f"fits; so does a context of up to {largest} tokens{own}")
+
+
+def _how(load: Load, plan: Plan) -> str:
+    where = "on the CPU"
+    if plan.machine.gpus:
+        n, whole = load.n_offloaded, load.dims.n_layer + 1
+        where = "all layers on the device" if n == whole else f"{n} of {whole} layers on the device"
+    flash = "" if load.flash_attn else ", no flash attention"
+    return f"context {load.n_ctx}, KV {load.type_k}/{load.type_v}{flash}, {where}"
+
+
+def _rows(sizes: Footprint) -> list[tuple[str, str, str]]:
+    rows: list[tuple[str, int, int]] = []
+    for label, need in (("target", sizes.target), ("draft", sizes.draft)):
+        if need.device or need.host:
+            rows.append((f"{label} weights", need.weights, need.host_weights))
+            rows.append((f"{label} KV cache", need.kv, need.host_kv))
+            rows.append((f"{label} compute", need.compute, need.host_compute))
+    rows.append(("overhead", sizes.overhead if sizes.device else 0, sizes.host_overhead))
+    rows.append(("in all", sizes.device, sizes.host))
+    rows.append(("free", sizes.device_free, sizes.machine.cpu.free_bytes))
+    rows.append(("left", sizes.device_free - sizes.device, sizes.machine.cpu.free_bytes - sizes.host))
+    return [(label, _mib(device), _mib(host)) for label, device, host in rows]
+
+
+def _mib(n: int) -> str:
+    return f"{n / MIB:,.0f}" if n else "-"
+
+
+def _as_json(plan: Plan, sizes: Footprint) -> dict[str, Any]:
+    from specgguf.fit import search as planning
+
+    def need(n: Need) -> Mapping[str, int]:
+        return {name: getattr(n, name) for name in ("weights", "kv", "compute", *_HOST)}
+
+    change = planning.cheapest_change(plan)
+    return {
+        "fits": sizes.fits,
+        "n_ctx": plan.target.n_ctx,
+        "n_ctx_max": planning.largest_n_ctx(plan),
+        "target": {"name": plan.target.dims.name, **need(sizes.target)},
+        "draft": {"name": plan.draft.dims.name, **need(sizes.draft)} if plan.draft else None,
+        "device_bytes": sizes.device,
+        "device_free_bytes": sizes.device_free,
+        "host_bytes": sizes.host,
+        "host_free_bytes": sizes.machine.cpu.free_bytes,
+        "change": {"text": change.text, "flags": change.flags} if change else None,
+    }
+
+
+_HOST = ("host_weights", "host_kv", "host_compute")
+
+
+def _costs(plan: Plan) -> PairCosts:
+    from specgguf.fit.predict import from_bytes
+
+    if plan.draft is None:
+        raise SpecggufError("a prediction needs a draft", hint="-d REF names one")
+    return from_bytes(plan.target.dims, plan.draft.dims, plan.machine.devices[0])
+
+
+def show_prediction(costs: PairCosts, *, measured: bool) -> None:
+    """The table of speed-ups, labelled with where its costs come from."""
+    from specgguf.fit import predict
+
+    source = "costs measured here" if measured else "bytes and bandwidth; a prediction, nothing was run"
+    click.echo(f"speed-up over plain decoding, from {source}")
+    header = ("accepted", *(f"K={n}" for n in predict.LENGTHS), "best")
+    rows = []
+    for a in predict.ACCEPTANCES:
+        n, gain = predict.best(costs, a)
+        word = f"K={n}: {gain:.2f}x" if n else "rest"
+        rows.append((f"{a:.0%}", *(f"{predict.speed_up(costs, a, k):.2f}" for k in predict.LENGTHS), word))
+    tables.show(rows, header, right=tuple(range(1, len(predict.LENGTHS) + 1)))
+    limit = predict.break_even(costs)
+    click.echo(
+        "drafting cannot pay with this pair on this device"
+        if limit is None
+        else f"drafting pays when more than {limit:.0%} of the drafted tokens are accepted"
+    )

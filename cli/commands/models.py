@@ -1,0 +1,180 @@
+"""`specgguf models`: what is here, downloads, and which model can draft for which."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from specgguf.cli.terminal import tables, style
+from specgguf.cli.terminal.status import Notes
+from specgguf.cli.terminal.progress import Progress, human_bytes
+
+from specgguf.config import did_you_mean
+from specgguf.errors import ModelNotFound, SpecggufError, Unsupported
+
+if TYPE_CHECKING:
+    from specgguf.presets import ModelFile
+
+    from specgguf.models.inventory import Found
+
+
+def _complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    from specgguf.models import inventory
+
+    return [m.name for m in inventory.models() if m.name.startswith(incomplete)]
+
+
+def _complete_pull(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    from specgguf import presets
+
+    return [name for name in presets.names() if name.startswith(incomplete)]
+
+
+def _notes() -> Notes:
+    return Notes(style.ink_for(sys.stderr))
+
+
+@click.group()
+def models() -> None:
+    """List, fetch, verify and pair models."""
+
+
+@models.command("list")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+def list_(as_json: bool) -> None:
+    """All models on this machine, whoever brought them. -m takes the names."""
+    from specgguf.models import inventory
+
+    found = inventory.models()
+    if as_json:
+        for m in found:
+            about = {"name": m.name, "bytes": m.bytes, "source": m.source, "path": str(m.path), "sha256": m.sha256}
+            click.echo(json.dumps(about, ensure_ascii=False))
+        return
+    if not found:
+        click.echo("no model is here yet; specgguf models pull demo brings the first pair", err=True)
+    tables.show([(m.name, human_bytes(m.bytes), m.source) for m in found], right=(1,))
+
+
+@models.command(short_help="Download models, or a preset's pair.")
+@click.argument("refs", nargs=-1, required=True, metavar="REF...", shell_complete=_complete_pull)
+@click.option("--offline", is_flag=True, help="Only check that it is here.")
+def pull(refs: Sequence[str], offline: bool) -> None:
+    """Download models: org/repo[:quant or file], or a preset's name for its pair.
+
+    An interrupted download goes on where it stopped. The paths are printed on stdout.
+    """
+    from specgguf.models import hub
+
+    notes = _notes()
+    for ref in refs:
+        for model in _files_of(ref):
+            if not isinstance(model, str) and hub.cached(model, verify=False) is None and not offline:
+                _announce(model, notes)
+            with Progress(notes) as progress:
+                path = hub.resolve(model, offline=offline or None, progress=progress)
+            click.echo(path)
+
+
+def _files_of(ref: str) -> Sequence[ModelFile | str]:
+    from specgguf import presets
+
+    if "/" not in ref and ref in presets.names():
+        return presets.load(ref).files
+    if "/" not in ref and not ref.endswith(".gguf") and ":" not in ref:
+        hint = did_you_mean(ref, presets.names()) or "give org/repo:quant, or a preset (specgguf presets)"
+        raise ModelNotFound(f"no preset or repository '{ref}'", hint=hint)
+    return (ref,)
+
+
+def _announce(model: ModelFile, notes: Notes) -> None:
+    notes.say(f"{model.name}: {human_bytes(model.bytes)} to download")
+    if not model.is_open:
+        notes.tell(f"{model.name}: licence {model.licence or 'unknown'}, which is not an open-source one")
+
+
+@models.command(short_help="Remove models that specgguf brought here.")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=_complete)
+def rm(names: Sequence[str]) -> None:
+    """Remove models that specgguf brought here; what other programs brought is theirs."""
+    from specgguf.models import hub
+
+    for found in [_found(name) for name in names]:
+        if not found.removable:
+            raise Unsupported(
+                f"{found.name} was not brought by specgguf but by {_whose(found)}", hint="remove it there"
+            )
+        hub.remove(found)
+        click.echo(f"removed {style.clean(found.name)}: {human_bytes(found.bytes)} freed", err=True)
+
+
+def _whose(found: Found) -> str:
+    return "another program, into the hub's cache" if found.source == "hub" else found.source
+
+
+def _found(name: str) -> Found:
+    """The model called `name`, or whose file is called so."""
+    from specgguf.models import inventory
+
+    all_models = inventory.models()
+    for model in all_models:
+        if name in (model.name, model.path.name, str(model.path)):
+            return model
+    hint = did_you_mean(name, [m.name for m in all_models]) or "specgguf models list shows what is here"
+    raise ModelNotFound(f"no model '{name}' is here", hint=hint)
+
+
+@models.command(short_help="Read models in full and compare their sha256.")
+@click.argument("names", nargs=-1, metavar="[NAME...]", shell_complete=_complete)
+def verify(names: Sequence[str]) -> int:
+    """Read models in full and compare with their sha256; without names, all that specgguf brought."""
+    from specgguf.models import inventory
+
+    chosen = [_found(n) for n in names] or [m for m in inventory.models() if m.removable]
+    notes, n_bad = _notes(), 0
+    for model in chosen:
+        verdict = _verdict(model, notes)
+        n_bad += verdict.startswith("damaged")
+        click.echo(f"{style.clean(model.name)}: {verdict}")
+    return 1 if n_bad else 0
+
+
+def _verdict(model: Found, notes: Notes) -> str:
+    from specgguf.models import hub, mirror
+
+    try:
+        hub.check_file(model.path)
+    except SpecggufError as error:
+        return f"damaged: {style.clean(str(error))}"
+    if not model.sha256:
+        return "complete (nobody promised a hash)"
+    with Progress(notes) as progress:
+        right = mirror.sha256_of(model.path, progress) == model.sha256
+    return "ok" if right else "damaged: another sha256 than promised"
+
+
+@models.command(short_help="Find drafts for a target, and say why others do not match.")
+@click.argument("target", shell_complete=_complete)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+def pair(target: str, as_json: bool) -> None:
+    """Find drafts for TARGET among what is here and the presets, and say why the others do not match."""
+    from specgguf.models import hub
+    from specgguf.fit import draft_candidates
+
+    path = hub.cached(target)
+    if path is None:
+        raise ModelNotFound(f"{target} is not on this machine", hint=f"specgguf models pull {target}")
+    found = draft_candidates.candidates(Path(path))
+    if as_json:
+        for c in found:
+            about = {"name": c.name, "bytes": c.bytes, "is_here": c.is_here, "why_not": c.why_not}
+            click.echo(json.dumps(about, ensure_ascii=False))
+        return
+    rows = [(c.name, human_bytes(c.bytes), c.why_not or ("matches" if c.is_here else "to download")) for c in found]
+    tables.show(rows, right=(1,))
+    if not any(not c.why_not for c in found):
+        click.echo("no model here can draft for it; -d lookup drafts from the text itself", err=True)

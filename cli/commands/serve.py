@@ -1,0 +1,142 @@
+"""`specgguf serve`: reads the flags, takes the port, opens the engine, and answers until it is told to stop."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+from specgguf.cli import open_pair, exits
+from specgguf.cli.terminal import style
+from specgguf.cli.open_pair import Loaded
+from specgguf.cli.terminal.status import Notes
+from specgguf.cli.options import GroupedCommand, SectionOption, options
+from specgguf.cli.settings import Settings, gather
+
+from specgguf.errors import SpecggufError
+
+if TYPE_CHECKING:
+    import socket
+
+    from specgguf.serve.server import ServeConfig
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+SECTION = "Server"
+
+
+def _option(*names: str, **keywords: Any) -> Callable[[F], F]:
+    return click.option(*names, cls=SectionOption, section=SECTION, show_default=True, **keywords)
+
+
+@click.command(cls=GroupedCommand)
+@options("Models")
+@click.option("--yes", "-y", is_flag=True, cls=SectionOption, section="Models", help="Download without asking.")
+@_option("--host", default="127.0.0.1", envvar="SPECGGUF_HOST", metavar="ADDRESS", help="0.0.0.0: every interface.")
+@_option(
+    "--port", default=8080, type=click.IntRange(0, 65535), envvar="SPECGGUF_PORT", metavar="N", help="0: any free one."
+)
+@_option("--api-key", "api_keys", multiple=True, envvar="SPECGGUF_API_KEY", metavar="KEY", help="Ask for this key.")
+@_option("--alias", "aliases", multiple=True, metavar="NAME", help="What clients call the model.")
+@_option("--cors", multiple=True, metavar="ORIGIN", help="Let pages of this origin ask; '*': all.")
+@_option("--allow-host", "hosts", multiple=True, metavar="NAME", help="Answer to this name too; '*': any.")
+@_option(
+    "--queue", "queue_max", default=64, type=click.IntRange(1), metavar="N", help="Requests that may wait; then 429."
+)
+@_option("--queue-timeout", default=300.0, type=click.FloatRange(0, min_open=True), metavar="S", help="Wait so long.")
+@_option("--time-limit", default=600.0, type=click.FloatRange(0, min_open=True), metavar="S", help="Then end a text.")
+@_option("--max-body", default=4.0, type=click.FloatRange(0, min_open=True), metavar="MIB", help="Largest request.")
+@_option("--grace", default=10.0, type=click.FloatRange(0), metavar="S", help="For the running text when stopping.")
+@_option("--quiet", "-q", is_flag=True, help="Nothing on stderr but warnings and errors.")
+@options("Drafting", "Sampling", "Hardware")
+def serve(yes: bool, host: str, port: int, quiet: bool, **flags: Any) -> int:
+    """Answer over HTTP, in OpenAI's protocol: /v1/chat/completions, /v1/completions, /v1/models.
+
+    \b
+      specgguf serve -p demo                    http://127.0.0.1:8080/v1
+      specgguf serve -m FILE -d FILE --port 0   your own pair, on any free port
+
+    Sampling flags are what requests get that leave it open. /health and /metrics (Prometheus) come along.
+    """
+    settings = gather(flags)
+    settings.sampling()
+    notes = Notes(style.ink_for(sys.stderr, settings["color"]), quiet=quiet)
+    with contextlib.closing(take_port(host, port)) as listening:
+        loaded = open_pair.open_engine(settings, notes, yes=yes)
+        try:
+            config = configure(loaded, settings, host, flags)
+            if host not in ("127.0.0.1", "localhost", "::1") and not config.api_keys:
+                notes.warn(f"anybody who reaches {host} can ask: --api-key KEY (or SPECGGUF_API_KEY) asks for a key")
+            clean = _run(loaded, config, listening, notes)
+        except BaseException:
+            loaded.engine.close()
+            raise
+    if not clean:
+        sys.stderr.flush()
+        os._exit(exits.FAILED)  # the engine hangs in native code: its memory must not be freed beside it
+    loaded.engine.close()
+    return exits.OK
+
+
+def take_port(host: str, port: int) -> socket.socket:
+    """A listening socket, taken before anything is loaded.
+
+    Raises:
+        SpecggufError: the extra is not installed, or the port cannot be had.
+    """
+    try:
+        from specgguf.serve.server import listen
+    except ModuleNotFoundError as error:
+        raise SpecggufError(
+            f"serving needs {error.name}, which is not installed", hint="pip install 'specgguf[server]'"
+        ) from error
+    try:
+        return listen(host, port)
+    except OSError as error:
+        number = error.errno or 0  # negative where a name does not resolve
+        reason = (os.strerror(number) if number > 0 else error.strerror or str(error)).lower()
+        raise SpecggufError(
+            f"cannot listen on {host}, port {port}: {reason}", hint="--port N takes another one, --port 0 any free one"
+        ) from error
+
+
+def configure(loaded: Loaded, settings: Settings, host: str, flags: dict[str, Any]) -> ServeConfig:
+    """What flags and settings say to the server."""
+    from specgguf import presets
+    from specgguf.serve.server import ServeConfig
+    from specgguf.serve.http import LOOPBACK
+
+    names = flags["aliases"] or (loaded.model.removesuffix(".gguf"),)
+    if not flags["aliases"] and loaded.model_ref in presets.names():
+        names = (*names, loaded.model_ref)
+    local = host in LOOPBACK or host.startswith("127.")
+    hosts = (*LOOPBACK, host, *flags["hosts"]) if local and "*" not in flags["hosts"] else None
+    return ServeConfig(
+        names=names,
+        defaults={name: value for name, value in settings.sampling().items() if value is not None},
+        enable_thinking=open_pair.thinking(settings),
+        api_keys=tuple(flags["api_keys"]),
+        cors=tuple(flags["cors"]),
+        hosts=hosts,
+        queue_max=flags["queue_max"],
+        queue_timeout_s=flags["queue_timeout"],
+        generation_timeout_s=flags["time_limit"],
+        body_max_bytes=int(flags["max_body"] * 2**20),
+        grace_s=flags["grace"],
+    )
+
+
+def _run(loaded: Loaded, config: ServeConfig, listening: socket.socket, notes: Notes) -> bool:
+    from specgguf.serve.server import Service, run
+
+    service = Service(loaded.engine, config, log=notes.say)  # type: ignore[arg-type]  # Engine shows what chat uses
+    host, port = listening.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    return run(
+        service,
+        listening,
+        started=lambda: notes.tell(f"serving {config.names[0]} on http://{shown}:{port}/v1 (Ctrl-C stops)"),
+    )

@@ -1,0 +1,196 @@
+"""From settings to a loaded engine: the one door between the terminal program and the library.
+
+Everything else in this package sees the engine through the `Engine` protocol; tests put a scripted one
+behind `open_engine`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from . import exits
+from .terminal import style
+from .terminal.status import Notes
+from .pairing import Pair, pick
+from .settings import Settings
+
+from specgguf.errors import SpecggufError
+
+if TYPE_CHECKING:
+    from specgguf.decode.stats import Stats
+
+# Settings that are keywords of SpeculativeLlama, besides the pair itself.
+KEYWORDS = ("draft", "draft_max", "n_ctx", "n_gpu_layers", "n_threads", "flash_attn", "type_k", "type_v")
+TICK_S = 0.1
+LOUD = "WARNING: "  # how a notice begins that must not be missed
+
+
+class Engine(Protocol):
+    """What the program uses of `specgguf.SpeculativeLlama`."""
+
+    @property
+    def draft(self) -> int | str: ...
+    @draft.setter
+    def draft(self, value: int | str) -> None: ...
+    @property
+    def last(self) -> Stats: ...
+    @property
+    def stats(self) -> Stats: ...
+    def n_ctx(self) -> int: ...
+    def render(self, messages: Sequence[dict[str, Any]], *, enable_thinking: bool | None = None) -> list[int]: ...
+    def detokenize(self, tokens: list[int], *, special: bool = False) -> bytes: ...
+    @property
+    def create_chat_completion(self) -> Callable[..., Any]: ...
+    def cancel(self) -> None: ...
+    def close(self) -> None: ...
+
+
+@dataclass
+class Loaded:
+    """An engine and how to speak of it.
+
+    Attributes:
+        model, draft_model: file names for people; the draft's is "" where nothing drafts.
+        model_ref, draft_ref: what gets the same pair again; kept with a conversation.
+        load_s: seconds that loading took.
+        pair: what was loaded.
+    """
+
+    engine: Engine
+    model: str
+    draft_model: str = ""
+    model_ref: str = ""
+    draft_ref: str = ""
+    load_s: float = 0.0
+    pair: Pair | None = None
+
+
+def open_engine(settings: Settings, notes: Notes, *, yes: bool = False) -> Loaded:
+    """Choose, download and load the pair, and say what happens meanwhile.
+
+    Raises:
+        SpecggufError: whatever stands in the way, in one line.
+    """
+    pair = pick(settings, notes, yes=yes)
+    settings.sampling()  # a preset's values are in: out of range is said before loading
+    return load(pair, settings, notes)
+
+
+def load(pair: Pair, settings: Settings, notes: Notes) -> Loaded:
+    """Load a pair; the seconds tick on stderr. Raises as `open_engine`."""
+    if pair.why:
+        notes.say(pair.why)
+    draft = pair.draft_model.name if isinstance(pair.draft_model, Path) else pair.draft_model or ""
+    what = pair.model.name + (f" + {draft}" if draft else "")
+    start = time.monotonic()
+    engine = _wait_for(lambda: _load(pair, settings), f"loading {what}", notes)
+    for notice in getattr(engine, "notices", ()):
+        if notice.startswith(LOUD):
+            notes.warn(notice.removeprefix(LOUD))
+        else:
+            notes.say(notice)
+    seconds = time.monotonic() - start
+    return Loaded(engine, pair.model.name, draft, pair.model_ref, pair.draft_ref, seconds, pair)
+
+
+def switch(loaded: Loaded, ref: str, draft_ref: str, settings: Settings, notes: Notes) -> Loaded:
+    """Load other models instead of `loaded`, which comes back when they cannot be loaded.
+
+    Raises:
+        SpecggufError: the new models cannot be had; `loaded` is as it was, or was loaded again.
+    """
+    wanted = settings.without_preset()
+    wanted.put("model", ref, "by /model")
+    wanted.put("draft_model", draft_ref or None, "by /model")
+    wanted.put("preset", None, "by /model")
+    pair = pick(wanted, notes)
+    loaded.engine.close()  # two pairs at once may not fit
+    try:
+        found = load(pair, wanted, notes)
+    except SpecggufError:
+        if loaded.pair is not None:
+            loaded.engine = load(loaded.pair, settings, notes).engine
+        raise
+    settings.become(wanted)
+    return found
+
+
+def keywords(settings: Settings, pair: Pair) -> dict[str, Any]:
+    """The keywords of SpeculativeLlama that settings and preset ask for; what nobody set is left out."""
+    names = ["trace", *KEYWORDS, *(f"draft_{name}" for name in KEYWORDS[2:])]
+    chosen = {name: settings[name] for name in names if settings[name] is not None}
+    if chosen["n_ctx"] == 0:
+        chosen["n_ctx"] = largest_n_ctx(settings, pair)
+    return {**pair.keywords, **chosen}
+
+
+def largest_n_ctx(settings: Settings, pair: Pair) -> int:
+    """The longest context with which the pair fits into this machine's free memory.
+
+    Raises:
+        SpecggufError: it fits with none.
+    """
+    from specgguf.fit import search
+    from specgguf.models import remote_header
+    from specgguf.fit.footprint import Load
+    from specgguf.fit.hardware import this_machine
+
+    def plan(path: Path, prefix: str) -> Load:
+        names = ("n_gpu_layers", "flash_attn", "type_k", "type_v")
+        given = {n: settings[prefix + n] for n in names if settings[prefix + n] is not None}
+        return Load(remote_header.peek(str(path)).dims, **given)
+
+    draft = plan(pair.draft_model, "draft_") if isinstance(pair.draft_model, Path) else None
+    n_ctx = search.largest_n_ctx(search.Plan(this_machine(), plan(pair.model, ""), draft))
+    if not n_ctx:
+        raise SpecggufError("this pair does not fit into the free memory", hint="specgguf fit shows what would")
+    return n_ctx
+
+
+def _load(pair: Pair, settings: Settings) -> Engine:
+    from specgguf import SpeculativeLlama
+
+    draft = str(pair.draft_model) if pair.draft_model is not None else None
+    engine: Engine = SpeculativeLlama(str(pair.model), draft, **keywords(settings, pair))
+    return engine
+
+
+def _wait_for(load: Any, what: str, notes: Notes) -> Engine:
+    """Load in a thread, so that the seconds tick and Ctrl-C ends the program at once."""
+    result: dict[str, Any] = {}
+
+    def work() -> None:
+        try:
+            result["engine"] = load()
+        except BaseException as error:
+            result["error"] = error
+
+    thread = threading.Thread(target=work, name="load", daemon=True)
+    start = time.monotonic()
+    thread.start()
+    try:
+        with style.quiet_keyboard():
+            while thread.is_alive():
+                notes.wait(f"{what} …", f" {time.monotonic() - start:.1f} s")
+                thread.join(TICK_S)
+    except KeyboardInterrupt:
+        notes.clear()
+        sys.stdout.flush()
+        os._exit(exits.INTERRUPTED)  # the native loader cannot be stopped, nothing is there to be saved
+    notes.clear()
+    if "error" in result:
+        raise result["error"]
+    engine: Engine = result["engine"]
+    return engine
+
+
+def thinking(settings: Mapping[str, Any]) -> bool | None:
+    """The template's `enable_thinking`: on, off, or left alone."""
+    return {"on": True, "off": False}.get(settings["thinking"] or "")

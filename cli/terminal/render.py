@@ -1,0 +1,143 @@
+"""Writes answers: the only place that does.
+
+The answer goes to stdout and nothing else goes there; reasoning goes to stderr. On a terminal the text is
+cleaned of control characters and may be coloured; into a pipe it goes exactly as the model wrote it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Protocol, TextIO
+
+from . import style as terminal
+from .status import Notes
+from .reasoning import Span
+from .style import Ink
+from .wrap import WordWrap
+
+
+class Sink(Protocol):
+    """Where the spans of one answer go."""
+
+    def span(self, span: Span) -> None:
+        """Take the next span."""
+
+    def end(self) -> None:
+        """The answer is over, or was stopped."""
+
+
+class AnswerWriter:
+    """Streams one answer as plain text."""
+
+    def __init__(
+        self,
+        notes: Notes,
+        *,
+        ink: Ink,
+        out: TextIO | None = None,
+        highlight: bool = False,
+        think: str = "dim",
+        markdown: bool = False,
+        wrap: bool = False,
+    ) -> None:
+        self._out = out if out is not None else sys.stdout
+        self._notes = notes
+        self._ink = ink
+        self._highlight = highlight
+        self._think = think
+        self._terminal = ink.tty or ink.styles
+        self._line_open = False  # the last character written to stdout was no line end
+        self._reasoning = ""  # the last reasoning written to stderr, while it is the last thing written
+        self._n_hidden = 0
+        self._wrap = _wrapper(self._out) if wrap and ink.live else None
+        self._wrap_reasoning = _wrapper(notes.stream) if wrap and notes.ink.live else None
+        self._markdown = None
+        if markdown and ink.styles and not highlight:
+            from .markdown import StableMarkdown
+
+            self._markdown = StableMarkdown(terminal.width(self._out), color=ink.color)
+
+    def span(self, span: Span) -> None:
+        """Write the next span."""
+        if span.reasoning:
+            self._reason(span)
+            return
+        self._close_reasoning()
+        if self._markdown is not None:
+            self._write(self._markdown.feed(terminal.clean(span.text)))
+            return
+        text = terminal.clean(span.text) if self._terminal else span.text
+        style = self._ink.drafted if self._highlight and span.from_draft else _plain
+        self._write(self._wrap.feed(text, style) if self._wrap else style(text), text)
+
+    def end(self) -> None:
+        """Finish the line that the answer ends on."""
+        self._close_reasoning()
+        if self._markdown is not None:
+            self._write(self._markdown.flush())
+        if self._line_open:
+            self._write("\n")
+
+    def _write(self, styled: str, plain: str | None = None) -> None:
+        if not styled:
+            return
+        self._notes.clear()
+        self._out.write(styled)
+        self._out.flush()
+        self._line_open = not (styled if plain is None else plain).endswith("\n")
+
+    def _reason(self, span: Span) -> None:
+        if self._think == "hide":
+            self._n_hidden += 1
+            self._notes.wait(f"thinking … {self._n_hidden} pieces")
+            return
+        if self._line_open:  # reasoning between two parts of an answer
+            self._write("\n")
+        ink = self._notes.ink
+        text = terminal.clean(span.text)
+        dim = self._think == "dim"
+        style: Callable[[str], str] = ink.dim if dim else _plain
+        if self._highlight and span.from_draft:
+            style = partial(ink.drafted, dim=dim)
+        self._notes.raw(self._wrap_reasoning.feed(text, style) if self._wrap_reasoning else style(text))
+        self._reasoning = text or self._reasoning
+
+    def _close_reasoning(self) -> None:
+        if self._reasoning:
+            self._notes.raw("\n\n" if not self._reasoning.endswith("\n") else "\n")
+            self._reasoning = ""
+
+
+def _plain(text: str) -> str:
+    return text
+
+
+def _wrapper(stream: TextIO) -> WordWrap:
+    return WordWrap(lambda: terminal.width(stream))
+
+
+class Collect:
+    """Shows nothing while the answer comes: for `--json`."""
+
+    def span(self, span: Span) -> None:
+        """Nothing: the whole answer is printed at its end."""
+
+    def end(self) -> None:
+        """Nothing."""
+
+
+def write_json(record: dict[str, Any], out: TextIO | None = None) -> None:
+    """One JSON object on a line of its own."""
+    out = out if out is not None else sys.stdout
+    out.write(json.dumps(record, ensure_ascii=False) + "\n")
+    out.flush()
+
+
+def replay(spans: Iterable[Span], sink: Sink) -> None:
+    """Write an answer again, as it was (after `/highlight` was switched, for one)."""
+    for span in spans:
+        sink.span(span)
+    sink.end()

@@ -1,0 +1,163 @@
+"""Statistics as people read them: the line after an answer, and the page behind `/stats`.
+
+Says only what was measured. A speed-up over plain decoding is not claimed here: only `bench` measures one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from . import style
+from .style import Ink
+
+if TYPE_CHECKING:
+    from specgguf.decode.stats import Stats
+
+BARS = "▁▂▃▄▅▆▇█"
+TRACE = 64
+LABEL = 9  # columns of what stands before a row of the page
+POSITION = 7  # columns of a position
+
+
+def plural(n: int, noun: str) -> str:
+    """ "1 token", "1,204 tokens"."""
+    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
+
+
+def percent(share: float) -> str:
+    """A share of 1 as "75 %"."""
+    return f"{100 * share:.0f} %"
+
+
+def parts(stats: Stats, n_ctx: int, *, ended: str = "", rests: bool = True) -> list[str]:
+    """What the line after an answer says.
+
+    Args:
+        ended: how it ended, where that is not obvious.
+        rests: also say why drafting rests, where it does.
+    """
+    said = [
+        f"{plural(stats.n_generated, 'token')} in {stats.decode_s:.1f} s, {_speed(stats)}",
+        drafting(stats) if rests else _drafted(stats),
+        f"prompt {stats.n_prefilled:,} new + {stats.n_cached:,} cached",
+        f"context {percent((stats.n_prompt + stats.n_generated) / max(n_ctx, 1))}",
+        ended,
+    ]
+    return [part for part in said if part]
+
+
+def joined(said: list[str], width: int | None = None) -> str:
+    """The parts on one line, or on as few as `width` columns allow, broken between parts."""
+    rows = [said[0]]
+    for part in said[1:]:
+        joined = f"{rows[-1]} | {part}"
+        if width is None or len(joined) < width:
+            rows[-1] = joined
+        else:
+            rows.append(part)
+    return "\n".join(rows)
+
+
+def drafting(stats: Stats) -> str:
+    """What the draft did, or why it did nothing."""
+    rests = f"rests: {stats.rest_reason}" if stats.rest_reason else ""
+    if not stats.draft_n:
+        return f"draft {rests}" if rests else ""
+    return _drafted(stats) + (f"; now {rests}" if rests else "")
+
+
+def _drafted(stats: Stats) -> str:
+    if not stats.draft_n:
+        return ""
+    done = f"draft {stats.draft_n_accepted:,}/{stats.draft_n:,} accepted"
+    share = percent(stats.draft_n_accepted / stats.draft_n)
+    return f"{done} ({share}), {stats.tokens_per_pass:.1f} tokens per pass"
+
+
+def ended_by(finish_reason: str | None, interrupted: bool, n_used: int, n_ctx: int) -> str:
+    """How an answer ended, where it did not simply end."""
+    if interrupted:
+        return "stopped"
+    if finish_reason == "length":
+        return "context full" if n_used >= n_ctx - 1 else "cut at max_tokens"
+    return ""
+
+
+def page(last: Stats, total: Stats, n_ctx: int, ink: Ink, width: int | None = None) -> list[str]:
+    """The lines behind `/stats`: the last answer in detail, then everything so far. Why drafting rests is said once.
+
+    Args:
+        width: columns that no line may fill; None does not break lines.
+    """
+    if not last.n_rounds:
+        return ["nothing was generated yet"]
+    room = max((width or 10_000) - 3, 24)  # after the indent, and before the last column
+    rows = parts(last, n_ctx, rests=False)
+    rows += [*_positions(last, room), *_trace(last, ink, room), *_rests(last, room), *_time(last, room)]
+    so_far = [f"{plural(total.n_generated, 'token')}, {_speed(total)}", _drafted(total)]
+    sections = {"last answer": rows, "since the start": [row for row in so_far if row]}
+    return [line for head, below in sections.items() for line in (ink.bold(head), *(f"  {row}" for row in below))]
+
+
+def _row(label: str, text: str, room: int) -> list[str]:
+    """A labelled row, on as many lines as it needs: broken between words, and indented to its text."""
+    first, *others = style.rows(text, room - LABEL)
+    return [f"{label:<{LABEL}}{first}", *(" " * LABEL + row for row in others)]
+
+
+def _speed(stats: Stats) -> str:
+    return f"{stats.tokens_per_second:.1f} tok/s"
+
+
+def _positions(stats: Stats, room: int) -> list[str]:
+    """Acceptance per position: of the drafted tokens that were reached there, how many were accepted."""
+    reached, accepted = stats.reached_by_position, stats.accepted_by_position
+    n = max((i + 1 for i, count in enumerate(reached) if count), default=0)
+    if not n:
+        return []
+    shares = [percent(accepted[i] / reached[i]) if reached[i] else "-" for i in range(n)]
+    counts = [f"{count:,}" for count in reached[:n]]
+    a_line = max((room - LABEL) // POSITION, 1)
+    table = {"position": [str(k + 1) for k in range(n)], "accepted": shares, "reached": counts}
+    return [
+        f"{label:<{LABEL}}" + "".join(f"{cell:>{POSITION}}" for cell in cells[i : i + a_line])
+        for i in range(0, n, a_line)
+        for label, cells in table.items()
+    ]
+
+
+def bars(trace: list[int], top: int) -> str:
+    """Draft lengths as a line of bars; a dot is a round that rested."""
+    steps = len(BARS) - 1
+    return "".join("·" if not k else BARS[min(steps, round(steps * k / max(top, 1)))] for k in trace)
+
+
+def _trace(stats: Stats, ink: Ink, room: int) -> list[str]:
+    trace = stats.k_trace[-min(TRACE, room - LABEL) :]
+    top = max(trace, default=0)
+    if not top:
+        return []
+    n = len(stats.k_trace)
+    what = plural(n, "round") if n == len(trace) else f"the last {len(trace)} of {plural(n, 'round')}"
+    what += f", up to {top} tokens, · rested"
+    drawn = f"{'drafted':<{LABEL}}{ink.drafted(bars(trace, top))}"
+    if LABEL + len(trace) + 2 + len(what) <= room:
+        return [f"{drawn}  {what}"]
+    return [drawn, *_row("", what, room)]
+
+
+def _rests(stats: Stats, room: int) -> list[str]:
+    n = sum(1 for k in stats.k_trace if not k)
+    if not n and not stats.rest_reason:
+        return []
+    why = f"; now rests: {stats.rest_reason}" if stats.rest_reason else ""
+    return _row("rested", f"{n} of {plural(len(stats.k_trace), 'round')}{why}", room)
+
+
+def _time(stats: Stats, room: int) -> list[str]:
+    return _row(
+        "time",
+        f"prompt {stats.prompt_s:.2f} s, target {stats.verify_s:.2f} s, draft {stats.draft_s:.2f} s, "
+        f"the rest {stats.host_s:.2f} s",
+        room,
+    )

@@ -1,0 +1,189 @@
+"""`specgguf serve` as a program: its port, its first line, its end, and its flags."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from support.cli_support import Run, home, private_home, run
+from conftest import Pair
+from support.fake_engine import FakeEngine, loaded
+from support.serve_support import WAIT_S, events, on_one_core, until
+from specgguf.cli.commands import serve
+from specgguf.cli.settings import gather
+
+from specgguf.serve.server import listen
+
+__all__ = ["home", "run"]  # fixtures
+
+LONG: dict[str, Any] = {"prompt": "a", "max_tokens": 8000, "ignore_eos": True, "stream": True}
+
+
+@dataclass
+class Served:
+    """A running `specgguf serve`."""
+
+    process: subprocess.Popen[str]
+    url: str
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
+        """Send a signal; the exit code and what was said on stderr since the first line."""
+        self.process.send_signal(number)
+        _, said = self.process.communicate(timeout=WAIT_S)
+        return self.process.returncode, said
+
+    def client(self, **keywords: Any) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=WAIT_S, trust_env=False, **keywords)
+
+
+@contextlib.contextmanager
+def served(pair: Pair, folder: Path, *flags: str, **variables: str) -> Iterator[Served]:
+    environment = {**os.environ, **private_home(folder), **variables}
+    arguments = ["-m", str(pair.target), "-d", str(pair.draft), "--port", "0", "-t", "1", "-c", "8192", *flags]
+    process = subprocess.Popen(
+        on_one_core("specgguf.cli.main", "serve", *arguments), env=environment, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        assert line.startswith("serving "), line + process.stderr.read()
+        yield Served(process, line.split()[3].removesuffix("/v1"))
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_serves_and_stops(tiny_chat: Pair, tmp_path: Path, number: signal.Signals) -> None:
+    flags = ("--alias", "mine", "--temp", "0", "--quiet")
+    with served(tiny_chat, tmp_path, *flags, SPECGGUF_API_KEY="secret") as server:
+        with server.client(headers={"authorization": "Bearer secret"}) as client:
+            assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["mine"]
+            body = {"prompt": "a word", "max_tokens": 12}
+            replies = [client.post("/v1/completions", json=body).json() for _ in range(2)]
+            assert replies[0]["choices"] == replies[1]["choices"], "the flag's temperature"
+            assert replies[0]["model"] == "mine"
+            assert httpx.get(f"{server.url}/v1/models", trust_env=False).status_code == 401
+        assert server.stop(number) == (0, "")
+
+
+def test_sigterm_under_load(tiny_chat: Pair, tmp_path: Path) -> None:
+    """The running stream ends properly, what waits is told, and the program ends with 0."""
+    with served(tiny_chat, tmp_path, "--grace", "0") as server, contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(server.client()) for _ in range(4)]
+        running = stack.enter_context(clients[0].stream("POST", "/v1/completions", json=LONG))
+        lines = running.iter_lines()
+        first = next(lines)
+        assert first.startswith("data: ")
+        waiting = [stack.enter_context(socket_request(server.url, b'{"prompt": "a"}')) for _ in range(3)]
+        until(lambda: clients[1].get("/health").json()["requests_waiting"] == 3, "all of them wait")
+        code, said = server.stop()
+        assert code == 0
+        assert "Traceback" not in said
+        chunks = events("\n".join([first, *lines]))
+        assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+        assert 0 < chunks[-1]["timings"]["predicted_n"] < 8000
+        for sock in waiting:
+            answer = sock.recv(4096)
+            assert answer.startswith(b"HTTP/1.1 503 ")
+            assert b'"stopping"' in answer
+
+
+def socket_request(url: str, body: bytes) -> socket.socket:
+    """A request that is sent and not waited for."""
+    host, port = url.removeprefix("http://").split(":")
+    sock = socket.create_connection((host, int(port)), timeout=WAIT_S)
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
+    sock.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+    return sock
+
+
+def test_a_running_answer_may_end_within_the_grace(tiny_chat: Pair, tmp_path: Path) -> None:
+    with served(tiny_chat, tmp_path, "--grace", str(WAIT_S)) as server, server.client() as client:
+        body = {**LONG, "max_tokens": 400}
+        with client.stream("POST", "/v1/completions", json=body) as running:
+            lines = running.iter_lines()
+            first = next(lines)
+            server.process.send_signal(signal.SIGTERM)
+            chunks = events("\n".join([first, *lines]))
+        assert chunks[-1]["timings"]["predicted_n"] == 400
+        assert server.process.wait(WAIT_S) == 0
+
+
+def test_a_port_in_use_is_one_line(run: Run, tiny_chat: Pair) -> None:
+    with listen("127.0.0.1", 0) as taken:
+        ran = run("serve", "-m", str(tiny_chat.target), "--port", str(taken.getsockname()[1]))
+    assert ran.code == 1
+    error, hint = ran.err.splitlines()
+    assert error.startswith("error: cannot listen on 127.0.0.1, port ")
+    assert error.endswith("address already in use")
+    assert "--port 0" in hint
+
+
+def test_a_name_that_is_no_host(run: Run) -> None:
+    ran = run("serve", "--host", "no.such.host.invalid")
+    assert ran.code == 1
+    assert ran.err.startswith("error: cannot listen on no.such.host.invalid, port 8080: ")
+
+
+def test_without_the_extra_it_says_what_to_install(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.delitem(sys.modules, "specgguf.serve", raising=False)
+    ran = run("serve", "--port", "0")
+    assert ran.code == 1
+    assert "serving needs uvicorn" in ran.err
+    assert "pip install 'specgguf[server]'" in ran.err
+
+
+@pytest.mark.parametrize("flags", [["--port", "99999"], ["--queue", "0"], ["--time-limit", "0"], ["--temp", "hot"]])
+def test_wrong_flags_are_usage_errors(run: Run, flags: list[str]) -> None:
+    assert run("serve", *flags).code == 2
+
+
+FLAGS: dict[str, Any] = {
+    "aliases": (), "api_keys": ("k",), "cors": (), "hosts": (), "queue_max": 3, "queue_timeout": 1.0,
+    "time_limit": 2.0, "max_body": 0.5, "grace": 4.0,
+}  # fmt: skip
+
+
+def test_flags_become_the_servers_configuration(home: Path) -> None:
+    settings = gather({"temperature": 0.3, "thinking": "off"})
+    config = serve.configure(loaded(FakeEngine()), settings, "127.0.0.1", FLAGS)
+    assert config.names == ("target", "demo"), "the file, and the preset that named it"
+    assert config.defaults["temperature"] == 0.3
+    assert "max_tokens" not in config.defaults
+    assert config.enable_thinking is False
+    assert (config.queue_max, config.queue_timeout_s, config.generation_timeout_s) == (3, 1.0, 2.0)
+    assert (config.body_max_bytes, config.grace_s, config.api_keys) == (2**19, 4.0, ("k",))
+
+
+@pytest.mark.parametrize(
+    ("host", "allowed", "names"),
+    [
+        ("127.0.0.1", (), {"localhost", "127.0.0.1", "::1"}),
+        ("127.0.0.2", (), {"localhost", "127.0.0.1", "::1", "127.0.0.2"}),
+        ("localhost", ("my.example",), {"localhost", "127.0.0.1", "::1", "my.example"}),
+        ("localhost", ("*",), None),
+        ("0.0.0.0", (), None),
+    ],
+)
+def test_which_names_are_answered(home: Path, host: str, allowed: tuple[str, ...], names: set[str] | None) -> None:
+    config = serve.configure(loaded(FakeEngine()), gather({}), host, {**FLAGS, "hosts": allowed})
+    assert (None if config.hosts is None else set(config.hosts)) == names
+
+
+def test_an_open_door_is_warned_of(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "_run", lambda *_: True)
+    assert "anybody who reaches 0.0.0.0 can ask" in run("serve", "--host", "0.0.0.0", "--port", "0").err
+    assert "anybody" not in run("serve", "--host", "0.0.0.0", "--port", "0", "--api-key", "k").err
+    assert "anybody" not in run("serve", "--port", "0").err
