@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import click
-from . import exits
+from specgguf.cli import exits
 
 # name -> (section, module of this package, one line of help). The module has a click command of that name.
 COMMANDS: dict[str, tuple[str, str, str]] = {
@@ -97,8 +97,8 @@ def _tell_unknown_variables() -> None:
     """A misspelt variable would be ignored: say so, but not into a shell that completes a line."""
     names = [name for name in os.environ if "SPECGGUF_" in name]
     if names and "_SPECGGUF_COMPLETE" not in names:
-        from .terminal import status
-        from . import settings
+        from specgguf.cli import settings
+        from specgguf.cli.terminal import status
 
         for remark in settings.unknown_variables():
             status.Notes().warn(remark)

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from . import exits
-from .terminal import style
-from .terminal.status import Notes
-from .pairing import Pair, pick
-from .settings import Settings
+from specgguf.cli import exits
+from specgguf.cli.pairing import Pair, pick
+from specgguf.cli.settings import Settings
+from specgguf.cli.terminal import style
+from specgguf.cli.terminal.status import Notes
 
 from specgguf.errors import SpecggufError
 
@@ -138,9 +138,9 @@ def largest_n_ctx(settings: Settings, pair: Pair) -> int:
         SpecggufError: it fits with none.
     """
     from specgguf.fit import search
-    from specgguf.models import remote_header
     from specgguf.fit.footprint import Load
     from specgguf.fit.hardware import this_machine
+    from specgguf.models import remote_header
 
     def plan(path: Path, prefix: str) -> Load:
         names = ("n_gpu_layers", "flash_attn", "type_k", "type_v")

@@ -285,8 +285,8 @@ class _Kind(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.
 
 def model_names(*, files: bool = True) -> list[str]:
     """What `-m` takes by name: presets and, with `files`, the models on this machine."""
-    from specgguf.models import inventory
     from specgguf import presets
+    from specgguf.models import inventory
 
     return presets.names() + ([model.name for model in inventory.models()] if files else [])
 

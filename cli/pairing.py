@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .terminal.status import Notes
-from .terminal.progress import Progress, human_bytes
-from .settings import Settings
+from specgguf.cli.settings import Settings
+from specgguf.cli.terminal.progress import Progress, human_bytes
+from specgguf.cli.terminal.status import Notes
 
 from specgguf.errors import ConfigError, SpecggufError
 
@@ -161,7 +161,7 @@ def _consent(wanted: list[ModelFile | str], preset: str, settings: Settings, not
 
 def preset_values(preset: Preset) -> dict[str, Any]:
     """A preset's values by the names of the settings table."""
-    from .options import BY_NAME
+    from specgguf.cli.options import BY_NAME
 
     values = {**preset.keywords, **preset.sampling}
     if preset.enable_thinking is not None:
@@ -171,6 +171,6 @@ def preset_values(preset: Preset) -> dict[str, Any]:
 
 def preset_keywords(preset: Preset) -> dict[str, Any]:
     """What a preset says to the engine that is no setting."""
-    from .options import BY_NAME
+    from specgguf.cli.options import BY_NAME
 
     return {name: value for name, value in preset.keywords.items() if name not in BY_NAME}

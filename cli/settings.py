@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .options import BY_NAME, SETTINGS
+from specgguf.cli.options import BY_NAME, SETTINGS
 
 from specgguf.config import SamplingParams, did_you_mean
 from specgguf.errors import ConfigError

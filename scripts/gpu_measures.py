@@ -20,16 +20,16 @@ import numpy as np
 from specgguf.presets import Shape
 
 from specgguf import SamplingParams
-from specgguf.control import costs
-from specgguf.fit import footprint, predict
-from specgguf.native import backend
-from specgguf.models import hparams
 from specgguf.config import DRAFT_MAX_LIMIT, KV_TYPES
+from specgguf.control import costs
 from specgguf.control.controller import Adaptive
+from specgguf.decode.sampling import Transform
+from specgguf.fit import footprint, predict
 from specgguf.fit.hardware import this_machine
 from specgguf.loading import physical_cores
+from specgguf.models import hparams
+from specgguf.native import backend
 from specgguf.native.context import Model
-from specgguf.decode.sampling import Transform
 from specgguf.native.weights import Weights
 
 Json = dict[str, Any]
@@ -76,7 +76,9 @@ class PairPlan:
     def loads(self, paths: Sequence[Path]) -> list[footprint.Load]:
         """For `footprint`."""
         kv = (self.type_kv, self.draft_type_kv)
-        return [footprint.Load(hparams.of_file(p), self.n_ctx, type_k=k, type_v=k) for p, k in zip(paths, kv, strict=True)]
+        return [
+            footprint.Load(hparams.of_file(p), self.n_ctx, type_k=k, type_v=k) for p, k in zip(paths, kv, strict=True)
+        ]
 
 
 def free_bytes() -> int:

@@ -16,8 +16,8 @@ from pathlib import Path
 from gpu_measures import DRAFT_MAX, Json, PairPlan, buffers, free_bytes, ids, logged, telling
 
 from specgguf import SamplingParams, SpeculativeLlama
-from specgguf.native import backend
 from specgguf.models import hparams
+from specgguf.native import backend
 
 BIAS = 500.0
 BIASED_IDS = range(200, 216)

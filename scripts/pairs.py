@@ -47,8 +47,8 @@ def files(args: Namespace, regime: Regime) -> dict[str, Path]:
     """The regime's pair; copies that are not there yet are made."""
     target, draft = args.target, args.draft
     if target is None or draft is None:
-        from specgguf.models import hub
         from specgguf import presets
+        from specgguf.models import hub
 
         demo = presets.load("demo")
         assert demo.draft is not None

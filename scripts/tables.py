@@ -11,8 +11,8 @@ from typing import Any
 from cells import Cell
 from specgguf.cli.terminal.tables import lines
 
-from specgguf.bench.runs import KINDS, Sample
 from specgguf.bench.recommend import gains, speed
+from specgguf.bench.runs import KINDS, Sample
 
 Cells = Mapping[Cell, tuple[dict[str, Any], list[Sample]]]
 REGULAR = ("code", "json", "edit")  # text that a small draft foresees well

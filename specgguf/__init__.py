@@ -12,9 +12,20 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from .api import SpeculativeLlama
     from .config import DraftConfig, SamplingParams
-    from .errors import BackendError, Busy, Cancelled, ConfigError, ContextFull, DownloadError, ModelNotFound, SpecggufError, Unsupported, VocabMismatch
     from .decode.records import Round
     from .decode.stats import Stats
+    from .errors import (
+        BackendError,
+        Busy,
+        Cancelled,
+        ConfigError,
+        ContextFull,
+        DownloadError,
+        ModelNotFound,
+        SpecggufError,
+        Unsupported,
+        VocabMismatch,
+    )
 
 _HOMES = {
     "SpeculativeLlama": "api",

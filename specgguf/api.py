@@ -15,22 +15,23 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Unpack, overload
 
-from .native import backend, vocab
-from .text import completion, tokenize as prompts
 from .calls import ChatOptions, Chunks, CompletionOptions, Json, Messages, Prompt, Reply, Streamed, Whole
-from .text.completion import Final, Head
 from .config import DraftConfig, SamplingParams, parse_draft
-from .text.template import ChatTemplate
-from .errors import ConfigError, Unsupported
-from .decode.step import check_prompt
-from .text.grammar import GrammarCursor, GrammarState
-from .loading import open_pair
-from .text.logprobs import LogprobWriter
-from .text.arguments import completion_params, draft_config, token_ids, tool_request
+from .control.trace import Trace, to_file
 from .decode.records import Round
 from .decode.stats import Stats
+from .decode.step import check_prompt
+from .errors import ConfigError, Unsupported
+from .loading import open_pair
+from .native import backend, vocab
+from .text import completion
+from .text import tokenize as prompts
+from .text.arguments import completion_params, draft_config, token_ids, tool_request
+from .text.completion import Final, Head
 from .text.detokenize import Piece, TextCutter
-from .control.trace import Trace, to_file
+from .text.grammar import GrammarCursor, GrammarState
+from .text.logprobs import LogprobWriter
+from .text.template import ChatTemplate
 
 Items = Iterator[Piece | Final]
 
@@ -101,7 +102,7 @@ class SpeculativeLlama:
         """Load a preset's pair ("auto": the one for this machine), downloaded if need be; `keywords` override it. The
         maker's sampling (`presets.load(name).sampling`) is for the calls, and not applied here."""
         from .fit import search
-        from .models import hub, hf_client
+        from .models import hf_client, hub
 
         preset, _ = search.named(name, offline=hf_client.is_offline() if offline is None else offline)
         paths = [str(hub.resolve(file, offline=offline)) for file in preset.files]

@@ -14,19 +14,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from .control.cost_cache import costs_for
 from .config import DraftConfig, SamplingParams
 from .control.controller import Adaptive, Fixed
+from .control.cost_cache import costs_for
+from .control.trace import Trace
 from .decode.drafters import Drafter, ModelDrafter
-from .errors import Busy, Cancelled, ConfigError, Unsupported
-from .decode.step import Cutter, generate
 from .decode.ngrams import LookupDrafter
-from .native.context import Model
 from .decode.records import Round
 from .decode.sampling import GrammarCursor, Rng, Transform
 from .decode.stats import Stats
-from .control.trace import Trace
+from .decode.step import Cutter, generate
 from .decode.verifier import choose_rule
+from .errors import Busy, Cancelled, ConfigError, Unsupported
+from .native.context import Model
 
 
 class _Wishes:

@@ -126,9 +126,9 @@ def _open(model_id: str, n_ctx: int | None) -> tuple[SpeculativeLlama, dict[str,
 
 
 def _load(model_id: str, own: Mapping[str, Any]) -> tuple[SpeculativeLlama, dict[str, Any]]:
+    from .api import SpeculativeLlama
     from .fit import search
     from .models import hub
-    from .api import SpeculativeLlama
 
     config = read_settings() if model_id == OWN else {}
     keywords = {name: config[name] for name in ENGINE_KEYS if name in config}

@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .native import backend, vocab
 from .config import DRAFT_MAX_LIMIT, DraftConfig, did_you_mean, kv_type, require_whole
+from .control.trace import Trace
 from .engine import Engine
 from .errors import ConfigError, SpecggufError, Unsupported
+from .native import backend, vocab
 from .native.context import Model
-from .control.trace import Trace
 from .native.weights import Weights
 
 INSTALL_LINES = (

@@ -14,21 +14,20 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from support import models
 import numpy as np
 import pytest
-from support import tiny
 from conftest import NOISE, Pair
+from support import models, tiny
 
 from specgguf import SamplingParams, SpeculativeLlama
-from specgguf.native import backend, context
 from specgguf.config import DraftConfig
+from specgguf.decode.step import _Run
 from specgguf.engine import Engine
 from specgguf.errors import SpecggufError
-from specgguf.decode.step import _Run
-from specgguf.text.grammar import GrammarCursor, GrammarState
+from specgguf.native import backend, context
 from specgguf.native.prefixes import common_prefix
 from specgguf.text.detokenize import TextCutter
+from specgguf.text.grammar import GrammarCursor, GrammarState
 
 Json = dict[str, Any]
 Make = Callable[..., SpeculativeLlama]

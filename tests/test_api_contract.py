@@ -16,8 +16,8 @@ from typing import Any
 
 import llama_cpp
 import pytest
-from support import tiny
 from conftest import NOISE
+from support import tiny
 
 from specgguf import ConfigError, ContextFull, SpeculativeLlama
 

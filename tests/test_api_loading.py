@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import tiny
 from conftest import Pair
 from specgguf.presets import Match, Preset
+from support import tiny
 
 from specgguf import ConfigError, SpeculativeLlama, Unsupported, presets
 from specgguf.fit import search

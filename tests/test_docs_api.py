@@ -9,8 +9,8 @@ import typing
 from pathlib import Path
 from typing import Any
 
-from support import api_reference
 import pytest
+from support import api_reference
 
 import specgguf
 from specgguf import calls

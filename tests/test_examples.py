@@ -11,8 +11,8 @@ from pathlib import Path
 
 import openai
 import pytest
-from support.cli_support import private_home
 from conftest import Pair
+from support.cli_support import private_home
 from support.serve_support import WAIT_S, on_one_core
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"

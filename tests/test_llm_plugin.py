@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support.cli_support import private_home
 from conftest import Pair
+from support.cli_support import private_home
 from support.serve_support import on_one_core
 
 HEAVY = {"llama_cpp", "numpy", "rich", "huggingface_hub", "prompt_toolkit", "jinja2"}

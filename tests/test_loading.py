@@ -6,16 +6,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from support import models
 import pytest
 from conftest import Pair
+from support import models
 
 from specgguf import BackendError, ConfigError, ModelNotFound, Unsupported, VocabMismatch, loading
-from specgguf.native import backend
 from specgguf.config import DraftConfig
 from specgguf.decode.drafters import ModelDrafter
-from specgguf.loading import open_pair, physical_cores
 from specgguf.decode.ngrams import LookupDrafter
+from specgguf.loading import open_pair, physical_cores
+from specgguf.native import backend
 from specgguf.native.context import Model
 from specgguf.native.weights import Weights
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from specgguf.presets import ModelFile, Preset
 
-from specgguf.models import hparams
-from specgguf.fit import search, footprint
 from specgguf import presets
 from specgguf.config import DRAFT_MAX_LIMIT
 from specgguf.errors import ConfigError
+from specgguf.fit import footprint, search
 from specgguf.fit.hardware import MIB, Machine, described
+from specgguf.models import hparams
 
 NAMES = presets.names()
 BUDGETED = [name for name in NAMES if name != "demo"]

@@ -13,18 +13,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from support import models
 import numpy as np
 import pytest
-from support import requantize
+from support import models, requantize
 from support.fakes import FakeCutter, Script
 
 from specgguf import SamplingParams, SpeculativeLlama
 from specgguf.decode.drafters import ModelDrafter
-from specgguf.decode.step import generate
-from specgguf.native.context import Model
 from specgguf.decode.records import Draft, Round
 from specgguf.decode.sampling import Rng, Transform
+from specgguf.decode.step import generate
+from specgguf.native.context import Model
 from specgguf.native.weights import Weights
 
 pytestmark = pytest.mark.real

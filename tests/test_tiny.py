@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import tiny
 from llama_cpp import Llama
+from support import tiny
 
 TOKENS = [1, 5, 3, 7, 4, 6, 3, 3, 5, 7, 4, 2]
 

@@ -8,15 +8,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import sessions
-from specgguf.cli.terminal import stats_view, style
+from specgguf.cli.chat import sessions
 from specgguf.cli.options import BY_NAME, SETTINGS
+from specgguf.cli.terminal import stats_view, style
 
 from specgguf.config import parse_draft
 from specgguf.errors import ConfigError
 
 if TYPE_CHECKING:
-    from .loop import Room
+    from specgguf.cli.chat.loop import Room
 
 CONTEXT_BAR = 40
 MAX_FILE = 2**26  # bytes

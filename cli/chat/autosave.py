@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from . import sessions
+from specgguf.cli.chat import sessions
+from specgguf.cli.chat.sessions import Lock, Session
+from specgguf.cli.chat.turn import Answer, Message
 from specgguf.cli.terminal.status import Notes
-from .sessions import Lock, Session
-from .turn import Answer, Message
 
 from specgguf.errors import Busy, ConfigError
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass, field
 
-from specgguf.cli.open_pair import Loaded, thinking
+from specgguf.cli.chat.autosave import Keeper
+from specgguf.cli.chat.turn import Answer, Message, ask
 from specgguf.cli.interrupts import Interrupts
-from .autosave import Keeper
-from specgguf.cli.terminal.status import Notes
-from specgguf.cli.terminal.render import Sink
+from specgguf.cli.open_pair import Loaded, thinking
 from specgguf.cli.settings import Settings
-from .turn import Answer, Message, ask
+from specgguf.cli.terminal.render import Sink
+from specgguf.cli.terminal.status import Notes
 
 from specgguf.errors import ContextFull
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 
-from specgguf.cli.terminal import stats_view, style
+from specgguf.cli.chat.turn import Answer
 from specgguf.cli.open_pair import Engine
-from specgguf.cli.terminal.status import Notes
-from specgguf.cli.terminal.render import AnswerWriter, Collect, Sink, replay, write_json
 from specgguf.cli.settings import Settings
-from .turn import Answer
+from specgguf.cli.terminal import stats_view, style
+from specgguf.cli.terminal.render import AnswerWriter, Collect, Sink, replay, write_json
+from specgguf.cli.terminal.status import Notes
 
 
 class Display:

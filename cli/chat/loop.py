@@ -12,18 +12,18 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import NoReturn
 
-from . import slash, prompt
-from specgguf.cli import open_pair, exits
-from specgguf.cli.terminal import style
-from .actions import Leave
-from .display import Display
+from specgguf.cli import exits, open_pair
+from specgguf.cli.chat import prompt, slash
+from specgguf.cli.chat.actions import Leave
+from specgguf.cli.chat.autosave import Keeper
+from specgguf.cli.chat.conversation import Talk
+from specgguf.cli.chat.display import Display
+from specgguf.cli.chat.sessions import Session
 from specgguf.cli.interrupts import LeaveNow
-from .autosave import Keeper
-from specgguf.cli.terminal.status import Notes
-from .sessions import Session
 from specgguf.cli.settings import Settings, data_dir
+from specgguf.cli.terminal import style
 from specgguf.cli.terminal.stats_view import joined
-from .conversation import Talk
+from specgguf.cli.terminal.status import Notes
 
 LEAVE_WITHIN_S = 2.0
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import click
 from specgguf.cli import exits
-from .loop import Room
+from specgguf.cli.chat.loop import Room
 
 STDIN = "-"
 

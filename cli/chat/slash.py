@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from . import actions
+from specgguf.cli.chat import actions
 from specgguf.cli.terminal import style
 
 if TYPE_CHECKING:
-    from .loop import Room
+    from specgguf.cli.chat.loop import Room
 
 Run = Callable[["Room", str], str | None]
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from specgguf.cli.open_pair import Engine
 from specgguf.cli.interrupts import Interrupts
+from specgguf.cli.open_pair import Engine
 from specgguf.cli.terminal.reasoning import Span, Spans
 from specgguf.cli.terminal.render import Sink
 

@@ -1,0 +1,1 @@
+"""The commands of `specgguf`, one file each: their options and what they call. Begin at the command's name."""

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from specgguf.cli.terminal import bench_view, style
-from specgguf.cli import open_pair, exits
-from specgguf.cli.open_pair import Loaded
+from specgguf.cli import exits, open_pair
 from specgguf.cli.interrupts import Interrupts
-from specgguf.cli.terminal.status import Notes
+from specgguf.cli.open_pair import Loaded
 from specgguf.cli.options import BY_NAME, GroupedCommand, SectionOption, option, options
-from specgguf.cli.terminal.progress import BAR, human_seconds
 from specgguf.cli.settings import Settings, gather
+from specgguf.cli.terminal import bench_view, style
+from specgguf.cli.terminal.progress import BAR, human_seconds
+from specgguf.cli.terminal.status import Notes
 
 from specgguf.config import SamplingParams, did_you_mean
 from specgguf.errors import Cancelled, ConfigError
@@ -227,7 +227,7 @@ def describe(loaded: Loaded, settings: Settings, work: Work, notes: Notes) -> di
 
 def write(path: Path, head: dict[str, Any], samples: Sequence[Sample], *, whole: bool) -> None:
     """Save what was measured, with what it says."""
-    from specgguf.bench import results, recommend
+    from specgguf.bench import recommend, results
 
     summary = [asdict(report) for report in recommend.report(samples)]
     results.save(path, {**head, "complete": whole, "memory": results.memory(), "summary": summary}, samples)

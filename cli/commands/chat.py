@@ -10,15 +10,15 @@ from typing import Any
 import click
 from specgguf.cli import open_pair
 from specgguf.cli.chat import loop, oneshot, sessions
-from specgguf.cli.terminal import style
-from specgguf.cli.chat.display import Display
 from specgguf.cli.chat.autosave import Keeper
-from specgguf.cli.chat.loop import Room
-from specgguf.cli.terminal.status import Notes
-from specgguf.cli.options import GroupedCommand, SectionOption, options
-from specgguf.cli.chat.sessions import Session
-from specgguf.cli.settings import Settings, gather
 from specgguf.cli.chat.conversation import Talk
+from specgguf.cli.chat.display import Display
+from specgguf.cli.chat.loop import Room
+from specgguf.cli.chat.sessions import Session
+from specgguf.cli.options import GroupedCommand, SectionOption, options
+from specgguf.cli.settings import Settings, gather
+from specgguf.cli.terminal import style
+from specgguf.cli.terminal.status import Notes
 
 from specgguf.errors import ConfigError
 

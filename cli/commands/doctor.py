@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from specgguf.cli.terminal import tables, style
-from specgguf.cli.terminal.status import Notes
 from specgguf.cli.options import options
 from specgguf.cli.settings import Settings, gather
+from specgguf.cli.terminal import style, tables
+from specgguf.cli.terminal.status import Notes
 
 from specgguf.errors import SpecggufError
 
@@ -136,9 +136,9 @@ def _files(settings: Settings) -> tuple[Path, Path | None, dict[str, Any]]:
     Raises:
         SpecggufError: nothing is here.
     """
-    from specgguf.fit import search, draft_candidates
-    from specgguf.models import hub
     from specgguf.config import DraftConfig
+    from specgguf.fit import draft_candidates, search
+    from specgguf.models import hub
 
     given = {
         k: settings[k]

@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from specgguf.cli.terminal import tables
 from specgguf.cli.options import GroupedCommand, SectionOption, options
 from specgguf.cli.settings import Settings, gather
+from specgguf.cli.terminal import tables
 
 from specgguf.errors import SpecggufError
 
 if TYPE_CHECKING:
-    from specgguf.fit.search import Plan
     from specgguf.fit.footprint import Footprint, Load, Need
     from specgguf.fit.hardware import Machine
     from specgguf.fit.predict import PairCosts
+    from specgguf.fit.search import Plan
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -79,10 +79,10 @@ def fit(
 
 def _plan(settings: Settings, machine: Machine) -> tuple[Plan, tuple[Path | None, Path | None], str]:
     """The plan, where its files lie, and why this pair."""
-    from specgguf.fit import search as planning
-    from specgguf.models import remote_header
     from specgguf import presets
+    from specgguf.fit import search as planning
     from specgguf.fit.footprint import Load
+    from specgguf.models import remote_header
 
     offline = settings["offline"] or None
     why = ""

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from specgguf.cli.terminal import tables, style
-from specgguf.cli.terminal.status import Notes
+from specgguf.cli.terminal import style, tables
 from specgguf.cli.terminal.progress import Progress, human_bytes
+from specgguf.cli.terminal.status import Notes
 
 from specgguf.config import did_you_mean
 from specgguf.errors import ModelNotFound, SpecggufError, Unsupported
@@ -162,8 +162,8 @@ def _verdict(model: Found, notes: Notes) -> str:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 def pair(target: str, as_json: bool) -> None:
     """Find drafts for TARGET among what is here and the presets, and say why the others do not match."""
-    from specgguf.models import hub
     from specgguf.fit import draft_candidates
+    from specgguf.models import hub
 
     path = hub.cached(target)
     if path is None:

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
-from specgguf.cli.terminal import tables
 from specgguf.cli.options import options
-from specgguf.cli.terminal.progress import human_bytes
 from specgguf.cli.settings import gather
+from specgguf.cli.terminal import tables
+from specgguf.cli.terminal.progress import human_bytes
 
 from specgguf.errors import ConfigError, SpecggufError
 
@@ -76,7 +76,7 @@ def _row(preset: Preset) -> dict[str, Any]:
 
 def _memory_mib(preset: Preset) -> int:
     """What the pair needs on the kind of machine that it is for; 0 where that cannot be told offline."""
-    from specgguf.fit import search, footprint
+    from specgguf.fit import footprint, search
     from specgguf.fit.hardware import MIB
 
     kind = "cpu" if preset.match.device == "any" else preset.match.device

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from specgguf.cli import open_pair, exits
-from specgguf.cli.terminal import style
+from specgguf.cli import exits, open_pair
 from specgguf.cli.open_pair import Loaded
-from specgguf.cli.terminal.status import Notes
 from specgguf.cli.options import GroupedCommand, SectionOption, options
 from specgguf.cli.settings import Settings, gather
+from specgguf.cli.terminal import style
+from specgguf.cli.terminal.status import Notes
 
 from specgguf.errors import SpecggufError
 
@@ -106,8 +106,8 @@ def take_port(host: str, port: int) -> socket.socket:
 def configure(loaded: Loaded, settings: Settings, host: str, flags: dict[str, Any]) -> ServeConfig:
     """What flags and settings say to the server."""
     from specgguf import presets
-    from specgguf.serve.server import ServeConfig
     from specgguf.serve.http import LOOPBACK
+    from specgguf.serve.server import ServeConfig
 
     names = flags["aliases"] or (loaded.model.removesuffix(".gguf"),)
     if not flags["aliases"] and loaded.model_ref in presets.names():

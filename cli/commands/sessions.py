@@ -9,8 +9,8 @@ from typing import IO
 
 import click
 from specgguf.cli.chat import sessions as store
-from specgguf.cli.terminal import style
 from specgguf.cli.exits import describe
+from specgguf.cli.terminal import style
 
 from specgguf.errors import SpecggufError
 

@@ -1,0 +1,4 @@
+"""What is shown: streaming answers, status lines, tables, markdown, statistics.
+
+Nothing here reads input or asks a model. Begin at `render`.
+"""

@@ -6,13 +6,13 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from .progress import human_bytes
+from specgguf.cli.terminal.progress import human_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from specgguf.bench.runs import Sample
     from specgguf.bench.recommend import Report, Row
+    from specgguf.bench.runs import Sample
 
 BAR = 10
 POSITIONS = 6  # columns of acceptance that fit
@@ -21,7 +21,7 @@ WIDTH = 100  # where there is no terminal
 
 def show(samples: Sequence[Sample], *, color: str = "auto") -> None:
     """The table and the verdicts, on stdout."""
-    from specgguf.bench import results, recommend
+    from specgguf.bench import recommend, results
 
     reports = recommend.report(samples)
     out = _console(color)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from types import TracebackType
 
-from .status import Notes
+from specgguf.cli.terminal.status import Notes
 
 BAR = 24
 REDRAW_S = 0.1

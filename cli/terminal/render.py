@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Protocol, TextIO
 
-from . import style as terminal
-from .status import Notes
-from .reasoning import Span
-from .style import Ink
-from .wrap import WordWrap
+from specgguf.cli.terminal import style as terminal
+from specgguf.cli.terminal.reasoning import Span
+from specgguf.cli.terminal.status import Notes
+from specgguf.cli.terminal.style import Ink
+from specgguf.cli.terminal.wrap import WordWrap
 
 
 class Sink(Protocol):
@@ -56,7 +56,7 @@ class AnswerWriter:
         self._wrap_reasoning = _wrapper(notes.stream) if wrap and notes.ink.live else None
         self._markdown = None
         if markdown and ink.styles and not highlight:
-            from .markdown import StableMarkdown
+            from specgguf.cli.terminal.markdown import StableMarkdown
 
             self._markdown = StableMarkdown(terminal.width(self._out), color=ink.color)
 

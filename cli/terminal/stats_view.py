@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from . import style
-from .style import Ink
+from specgguf.cli.terminal import style
+from specgguf.cli.terminal.style import Ink
 
 if TYPE_CHECKING:
     from specgguf.decode.stats import Stats

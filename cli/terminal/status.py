@@ -9,8 +9,8 @@ from __future__ import annotations
 import sys
 from typing import TextIO
 
-from . import style
-from .style import Ink
+from specgguf.cli.terminal import style
+from specgguf.cli.terminal.style import Ink
 
 
 class Notes:

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 
 import click
-from . import style
-from .style import clean
+from specgguf.cli.terminal import style
+from specgguf.cli.terminal.style import clean
 
 LEAST_ROOM = 20  # columns: a last column that is narrower is left to the terminal
 

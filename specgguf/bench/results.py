@@ -18,8 +18,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from .runs import Sample
 from specgguf.errors import ConfigError
+
+from .runs import Sample
 
 FORMAT = 1
 BLOCK = 1 << 20

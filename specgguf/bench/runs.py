@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from specgguf.config import SamplingParams, from_mapping
-from specgguf.errors import ConfigError, Unsupported
 from specgguf.decode.records import Round
 from specgguf.decode.stats import Stats
+from specgguf.errors import ConfigError, Unsupported
 
 KINDS = ("code", "json", "edit", "explain", "story")
 OWN_KIND = "own"  # prompts of a user's file that name no kind

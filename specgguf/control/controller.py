@@ -13,11 +13,12 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from specgguf.decode.records import PROBE_MAX, Offer, Plan, Round
+from specgguf.decode.sampling import Law
+
 from .acceptance import Acceptance
 from .costs import Costs
 from .probing import Rest
-from specgguf.decode.records import PROBE_MAX, Offer, Plan, Round
-from specgguf.decode.sampling import Law
 
 REST_BELOW = 1.0  # rest when the best R(K) is below so many R(0), by estimate or as measured
 RESUME_ABOVE = 1.02  # come back from a rest when it is above, and above what catching up costs

@@ -15,8 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .costs import Costs, calibrate, measure, widest
 from specgguf.native.context import Model
+
+from .costs import Costs, calibrate, measure, widest
 
 MAX_AGE_S = 30 * 24 * 3600.0
 TOLERANCE = 1.3

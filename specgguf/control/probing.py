@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+from specgguf.decode.records import PROBE_MAX, Round
+
 from .acceptance import Acceptance
 from .costs import Costs
-from specgguf.decode.records import PROBE_MAX, Round
 
 PROBE_BUDGET = 0.0075  # of the time of plain decoding, where nothing speaks for a probe
 PROBE_GAP = 16  # plain tokens before the first probe that hints speak for

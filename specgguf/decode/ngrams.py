@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from specgguf.config import DRAFT_MAX_LIMIT
+
 from .records import Draft, Offer
 from .sampling import Law, Logits, Rng
 

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from .drafters import OWED_RIDING_MAX, Drafter
 from specgguf.errors import ConfigError, ContextFull
+
+from .drafters import OWED_RIDING_MAX, Drafter
 from .ngrams import LookupDrafter
 from .records import PROBE_MAX, Draft, Offer, Plan, Round, TokenLogprob
 from .sampling import Law, Logits, Rng, Transform, logprob

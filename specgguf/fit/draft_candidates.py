@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from specgguf.native import devices, vocab
 from specgguf import presets
-from specgguf.models import hub, inventory
 from specgguf.errors import BackendError, SpecggufError
+from specgguf.models import hub, inventory
 from specgguf.models.inventory import Found
+from specgguf.native import devices, vocab
 from specgguf.presets import ModelFile
 
 SHARE_MAX = 0.5  # of the target's size: a larger draft cannot pay

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from specgguf.config import DRAFT_MAX_LIMIT, KV_TYPES
-from specgguf.models.hparams import Dims
 from specgguf.errors import BackendError
+from specgguf.models.hparams import Dims
+
 from .hardware import MIB, Machine
 
 # Bytes of a value in a KV cache.

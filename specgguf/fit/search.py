@@ -8,14 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from . import hardware
 from specgguf import presets
+from specgguf.errors import ConfigError, SpecggufError
 from specgguf.models import hub, remote_header
 from specgguf.models.hparams import Dims
-from specgguf.errors import ConfigError, SpecggufError
+from specgguf.presets import ModelFile, Preset
+
+from . import hardware
 from .footprint import N_CTX_STEP, Footprint, Load, footprint
 from .hardware import GIB, MIB, Machine
-from specgguf.presets import ModelFile, Preset
 
 LEAST_N_CTX = 4096  # what a conversation should have; below it another change is cheaper
 BYTES_PER_CORE = 0.65e9  # weights a CPU core reads a prompt with at a bearable speed

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from specgguf.errors import DownloadError, ModelNotFound, SpecggufError
+
 from .mirror import Progress
 
 CONNECT_S = 6.0  # how long the first answer of the hub may take

@@ -12,11 +12,12 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from . import header
 from specgguf.errors import Unsupported
+from specgguf.presets import ModelFile
+
+from . import header
 from .header import Header
 from .header_check import impossible
-from specgguf.presets import ModelFile
 
 Q8_0, Q4_K, Q6_K = 8, 12, 14  # ggml types
 

@@ -15,12 +15,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from . import header, inventory, mirror, hf_client
 from specgguf.config import did_you_mean
 from specgguf.errors import DownloadError, ModelNotFound, SpecggufError
+from specgguf.presets import ModelFile
+
+from . import header, hf_client, inventory, mirror
 from .header import shards
 from .mirror import Progress
-from specgguf.presets import ModelFile
 
 # What a bare org/repo means, in order: the common best compromise first.
 PREFERRED = ("Q4_K_M", "Q4_K_S", "Q4_0", "Q5_K_M", "Q8_0", "F16", "BF16")

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import mirror, hf_client
+from . import hf_client, mirror
 from .header import shards
 
 OURS, HUB, LLAMA_CPP, LM_STUDIO, OLLAMA = "specgguf", "hub", "llama.cpp", "LM Studio", "Ollama"

@@ -11,10 +11,12 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import hparams as dims, header, hub, hf_client
-from .hparams import Dims
 from specgguf.errors import ModelNotFound
 from specgguf.presets import ModelFile
+
+from . import header, hf_client, hub
+from . import hparams as dims
+from .hparams import Dims
 
 BLOCK = 2 << 20  # bytes fetched at once
 

@@ -14,9 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from . import backend, rollback as rewind
-from specgguf.models import header
 from specgguf.errors import BackendError, Cancelled, ConfigError, ContextFull
+from specgguf.models import header
+
+from . import backend
+from . import rollback as rewind
 from .prefixes import common_prefix
 from .weights import Weights
 

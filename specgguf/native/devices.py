@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 import llama_cpp
 
-from . import backend
 from specgguf.errors import BackendError
+
+from . import backend
 
 _TYPES = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accel", 4: "meta"}
 

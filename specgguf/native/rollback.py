@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from . import backend
 from specgguf.errors import BackendError
+
+from . import backend
 
 _NOWHERE = 2**31  # beyond every position
 

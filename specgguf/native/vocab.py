@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import backend
 from specgguf.errors import ContextFull, VocabMismatch
+
+from . import backend
 
 SIZE_DIFFERENCE_MAX = 128
 FIRST_COMPARED_ID = 5

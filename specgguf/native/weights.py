@@ -12,9 +12,10 @@ from typing import Any
 
 import llama_cpp
 
-from . import backend
-from specgguf.models import header, header_check
 from specgguf.errors import BackendError, ConfigError
+from specgguf.models import header, header_check
+
+from . import backend
 
 MAPPED_ALIGNMENT = 32  # bytes: where ggml takes tensors in a mapped file
 

@@ -25,12 +25,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Scope
 
-from . import http, metrics, bodies
+from specgguf.decode.stats import Stats
 from specgguf.errors import SpecggufError
+
+from . import bodies, http, metrics
+from .bodies import BadRequest, Call
 from .http import EventStream, Guard, Late
 from .queue import FINISH_S, Closing, Job, Worker
-from .bodies import BadRequest, Call
-from specgguf.decode.stats import Stats
 
 Json = dict[str, Any]
 logger = logging.getLogger("specgguf.serve")

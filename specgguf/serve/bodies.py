@@ -14,6 +14,7 @@ from typing import Any
 from specgguf.config import DraftConfig, SamplingParams, did_you_mean
 from specgguf.errors import ConfigError, SpecggufError
 from specgguf.text.arguments import draft_config
+
 from .fields import CHAT, COMPLETION, NO_EFFECT, Check, short
 
 Json = dict[str, Any]

@@ -17,8 +17,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specgguf.errors import BackendError, Busy, Cancelled, ConfigError, ContextFull, SpecggufError, Unsupported
-from .queue import Closing, QueueFull
+
 from .bodies import BadRequest
+from .queue import Closing, QueueFull
 
 Json = dict[str, Any]
 

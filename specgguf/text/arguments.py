@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .completion import response_grammar
 from specgguf.config import DraftConfig, SamplingParams, parse_draft, require_number
 from specgguf.errors import ConfigError, Unsupported
+
+from .completion import response_grammar
 from .grammar import grammar_text, json_grammar
 from .tool_calls import choose
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specgguf.errors import ConfigError
+
+from .detokenize import Piece
 from .grammar import json_grammar
 from .logprobs import LogprobWriter, chat_logprobs
-from .detokenize import Piece
 from .tool_calls import ToolCall, ToolCallParser
 
 Json = dict[str, Any]

@@ -15,12 +15,13 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from specgguf.native import backend
-from specgguf.native import grammar_sampler as native
-from . import json_schema as schemas
 from specgguf.config import one_line
 from specgguf.errors import BackendError, ConfigError
+from specgguf.native import backend
+from specgguf.native import grammar_sampler as native
 from specgguf.native.prefixes import common_prefix
+
+from . import json_schema as schemas
 
 if TYPE_CHECKING:
     import numpy as np

@@ -13,8 +13,9 @@ from typing import Any
 
 from specgguf.config import did_you_mean, one_line
 from specgguf.errors import ConfigError, ContextFull, Unsupported
-from .messages import Message, normalized
+
 from .detokenize import ReasoningSplitter
+from .messages import Message, normalized
 
 _TEMPLATE_KEY = "tokenizer.chat_template"
 _OTHERWISE = (

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from specgguf.native import backend, vocab
-from .template import ChatTemplate, NamedTemplate
 from specgguf.errors import ConfigError, Unsupported
-from .arguments import token_ids
+from specgguf.native import backend, vocab
 from specgguf.native.weights import Weights
+
+from .arguments import token_ids
+from .template import ChatTemplate, NamedTemplate
 
 
 def tokenize(weights: Weights, text: bytes, *, add_bos: bool = True, special: bool = False) -> list[int]:

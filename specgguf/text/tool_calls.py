@@ -12,6 +12,7 @@ from typing import Any
 
 from specgguf.config import did_you_mean
 from specgguf.errors import ConfigError, Unsupported
+
 from .detokenize import overlap
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"

@@ -12,21 +12,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.cli_support import home
 from click.testing import CliRunner
 from conftest import Pair
-from specgguf.cli import open_pair as cli_engine
 from specgguf.cli import exits
-from specgguf.cli.open_pair import Loaded
+from specgguf.cli import open_pair as cli_engine
 from specgguf.cli.main import cli
+from specgguf.cli.open_pair import Loaded
+from support.cli_support import home
 
 from specgguf import SamplingParams, SpeculativeLlama
 from specgguf.bench import results
+from specgguf.bench.recommend import gains, report, speed
 from specgguf.bench.runs import KINDS, Prompt, Sample, Trial, load_prompts, measure, run, schedule
-from specgguf.errors import Cancelled, ConfigError, Unsupported
 from specgguf.decode.records import Round
 from specgguf.decode.stats import Stats
-from specgguf.bench.recommend import gains, report, speed
+from specgguf.errors import Cancelled, ConfigError, Unsupported
 
 __all__ = ["home"]  # fixture
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from specgguf.cli import open_pair, pairing
+from specgguf.cli.chat import sessions, slash
 from support.cli_support import Run, converse, home, run
 from support.fake_engine import FakeEngine, loaded, pieces
-from specgguf.cli.chat import slash, sessions
-from specgguf.cli import open_pair, pairing
 
 from specgguf.errors import BackendError, ContextFull, ModelNotFound
 

@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.cli_support import home
 from conftest import Pair
-from specgguf.cli.open_pair import Loaded
 from specgguf.cli.chat.autosave import Keeper
-from specgguf.cli.terminal.status import Notes
-from specgguf.cli.terminal.render import Collect
-from specgguf.cli.settings import gather
 from specgguf.cli.chat.conversation import Talk
 from specgguf.cli.chat.turn import Answer
+from specgguf.cli.open_pair import Loaded
+from specgguf.cli.settings import gather
+from specgguf.cli.terminal.render import Collect
+from specgguf.cli.terminal.status import Notes
+from support.cli_support import home
 
 from specgguf import SpeculativeLlama
 from specgguf.errors import ContextFull

@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.cli_support import private_home
 from click.testing import CliRunner
 from conftest import Pair
-from support.hubserver import HubServer
 from specgguf.cli.main import cli
 from specgguf.cli.options import SETTINGS
+from support.cli_support import private_home
+from support.hubserver import HubServer
 
-from specgguf.fit import hardware
 from specgguf import presets
-from specgguf.models import inventory, mirror, hf_client
+from specgguf.fit import hardware
 from specgguf.fit.hardware import Machine, described
+from specgguf.models import hf_client, inventory, mirror
 
 REPO = "org/Tiny-GGUF"
 

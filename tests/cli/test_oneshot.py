@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from specgguf.cli import exits
 from support.cli_support import Run, home, private_home, run
 from support.fake_engine import FakeEngine, pieces
-from specgguf.cli import exits
 
 from specgguf.errors import Cancelled
 

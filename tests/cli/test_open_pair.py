@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-from support import tiny
-from support.cli_support import Ran, home
 from click.testing import CliRunner
 from conftest import Pair
 from specgguf.cli import exits
 from specgguf.cli.main import cli
+from support import tiny
+from support.cli_support import Ran, home
 
 __all__ = ["home"]  # fixtures
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 import click
 import pytest
-from support.cli_support import Run, home, run
-from support.fake_engine import FakeEngine
 from specgguf.cli import exits, main
 from specgguf.cli.terminal import tables
+from support.cli_support import Run, home, run
+from support.fake_engine import FakeEngine
 
 from specgguf.errors import BackendError, Cancelled, ConfigError, ModelNotFound
 

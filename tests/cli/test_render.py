@@ -8,10 +8,10 @@ import re
 import pytest
 from specgguf.cli.terminal import stats_view, style
 from specgguf.cli.terminal.markdown import StableMarkdown
-from specgguf.cli.terminal.status import Notes
 from specgguf.cli.terminal.progress import Progress, human_bytes, human_seconds
 from specgguf.cli.terminal.reasoning import Span, Spans
 from specgguf.cli.terminal.render import AnswerWriter
+from specgguf.cli.terminal.status import Notes
 from specgguf.cli.terminal.style import Ink, clean, ink_for, one_line
 
 from specgguf.decode.records import Round

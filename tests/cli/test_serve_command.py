@@ -15,12 +15,12 @@ from typing import Any
 
 import httpx
 import pytest
-from support.cli_support import Run, home, private_home, run
 from conftest import Pair
-from support.fake_engine import FakeEngine, loaded
-from support.serve_support import WAIT_S, events, on_one_core, until
 from specgguf.cli.commands import serve
 from specgguf.cli.settings import gather
+from support.cli_support import Run, home, private_home, run
+from support.fake_engine import FakeEngine, loaded
+from support.serve_support import WAIT_S, events, on_one_core, until
 
 from specgguf.serve.server import listen
 

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from support.cli_support import Ran, Run, converse, home, run
-from support.fake_engine import FakeEngine, pieces
 from specgguf.cli import exits
 from specgguf.cli.chat import sessions
 from specgguf.cli.chat.sessions import Session
+from support.cli_support import Ran, Run, converse, home, run
+from support.fake_engine import FakeEngine, pieces
 
 from specgguf.errors import BackendError, Busy, Cancelled, ConfigError, ModelNotFound, SpecggufError
 

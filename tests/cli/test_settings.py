@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.cli_support import Run, home, run
 from specgguf.cli import exits
 from specgguf.cli.options import BY_NAME, SETTINGS
 from specgguf.cli.settings import READ_ELSEWHERE, Settings, gather, unknown_variables
+from support.cli_support import Run, home, run
 
 from specgguf.errors import ConfigError
 

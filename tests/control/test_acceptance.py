@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from support.fakes import random_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.fakes import random_table
 
-from specgguf.control.acceptance import EDGES, GAMMA, MATCH_PRIORS, PRIOR_MEAN, Acceptance, Count
 from specgguf.config import SamplingParams
+from specgguf.control.acceptance import EDGES, GAMMA, MATCH_PRIORS, PRIOR_MEAN, Acceptance, Count
 from specgguf.decode.records import Draft
 from specgguf.decode.sampling import Law, Rng, Transform, draw
 from specgguf.decode.verifier import RULES

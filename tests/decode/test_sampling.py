@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specgguf.config import SamplingParams
-from specgguf.errors import BackendError, ConfigError
 from specgguf.decode.sampling import Law, Rng, Transform, draw, largest, logprob, one_hot, residual
+from specgguf.errors import BackendError, ConfigError
 
 RAW = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 

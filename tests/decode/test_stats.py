@@ -12,10 +12,10 @@ from support.fakes import FakeCutter, FakeModel, Script, random_table
 
 from specgguf.config import SamplingParams
 from specgguf.decode.drafters import ModelDrafter
-from specgguf.decode.step import generate
 from specgguf.decode.records import Draft, Round, Verdict
 from specgguf.decode.sampling import Law, Rng, Transform
 from specgguf.decode.stats import TRACE_MAX, Stats
+from specgguf.decode.step import generate
 
 
 def added(*rounds: Round) -> Stats:

@@ -17,10 +17,10 @@ from support.fakes import FakeClock, FakeCutter, FakeModel, GoOn, Script, Table
 
 from specgguf.config import SamplingParams
 from specgguf.decode.drafters import Drafter, ModelDrafter
-from specgguf.decode.step import generate
 from specgguf.decode.ngrams import LookupDrafter
 from specgguf.decode.records import Round
 from specgguf.decode.sampling import Rng, Transform
+from specgguf.decode.step import generate
 from specgguf.decode.verifier import Rule, verify_token
 
 PLAIN = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)  # the law of the logits themselves

@@ -21,16 +21,16 @@ from conftest import Pair
 from support.enumeration import output_law, total_variation
 from support.fakes import FakeCutter, Script
 
-from specgguf.native import backend, rollback
 from specgguf.config import SamplingParams
 from specgguf.decode.drafters import ModelDrafter
-from specgguf.decode.step import generate
-from specgguf.text.grammar import GrammarCursor, GrammarState
-from specgguf.native.context import Model
 from specgguf.decode.records import Draft, Round, Verdict
 from specgguf.decode.sampling import Law, Rng, Transform, draw
+from specgguf.decode.step import generate
 from specgguf.decode.verifier import RULES, verify_token
+from specgguf.native import backend, rollback
+from specgguf.native.context import Model
 from specgguf.native.weights import Weights
+from specgguf.text.grammar import GrammarCursor, GrammarState
 
 PROMPT = [1, 5, 3, 7, 4]
 DENSE, RECURRENT = 1e-9, 1e-5  # how far a law may be from the target's

@@ -14,19 +14,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from loop import PLAIN, MakeController, Setting, distance, fixed, reference, run, script
 from support.enumeration import EnumeratingRng, expectation, output_law, total_variation, walk
 from support.fakes import FakeClock, FakeCutter, FakeModel, Script, random_table
-from loop import PLAIN, MakeController, Setting, distance, fixed, reference, run, script
 
 from specgguf.control.controller import Adaptive, Fixed
 from specgguf.control.costs import Costs
 from specgguf.decode.drafters import ModelDrafter
-from specgguf.errors import BackendError
-from specgguf.decode.step import generate
 from specgguf.decode.ngrams import LookupDrafter
 from specgguf.decode.records import Draft, Round, Verdict
 from specgguf.decode.sampling import Law, Rng, Transform, draw, one_hot
+from specgguf.decode.step import generate
 from specgguf.decode.verifier import RULES
+from specgguf.errors import BackendError
 
 EXACT = 1e-12
 

@@ -9,10 +9,10 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from support.enumeration import expectation, output_law, total_variation, walk
-from support.fakes import Table, random_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.enumeration import expectation, output_law, total_variation, walk
+from support.fakes import Table, random_table
 
 from specgguf.decode.records import Draft, Verdict
 from specgguf.decode.sampling import Law, Rng, draw, one_hot

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from loop import PLAIN, Setting, distance, fixed, reference, run, script
 from support.enumeration import output_law, total_variation
 from support.fakes import FakeModel, random_table
-from loop import PLAIN, Setting, distance, fixed, reference, run, script
 from test_loop import EXACT, expected_accepted, first_round, off_text, pair
 
 from specgguf.decode.drafters import ModelDrafter

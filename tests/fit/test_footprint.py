@@ -8,16 +8,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from support import models
 import pytest
 from conftest import Pair
+from support import models
 
-from specgguf.models import hparams
-from specgguf.fit import search, footprint
-from specgguf.native import devices
 from specgguf.errors import BackendError
+from specgguf.fit import footprint, search
 from specgguf.fit.footprint import Load, dry_settings, graph_bytes, measured, minimal_context_bytes, need
 from specgguf.fit.hardware import GIB, MIB, described
+from specgguf.models import hparams
+from specgguf.native import devices
 
 PRINTED = 0.006 * MIB  # llama.cpp logs hundredths of a MiB
 REAL: dict[str, Callable[[], Path]] = {

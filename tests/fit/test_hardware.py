@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from specgguf.native import devices as ggml
-from specgguf.fit import hardware
 from specgguf.errors import ConfigError
-from specgguf.native.devices import RawDevice
+from specgguf.fit import hardware
 from specgguf.fit.hardware import GIB, MIB, described, parse_size
+from specgguf.native import devices as ggml
+from specgguf.native.devices import RawDevice
 
 
 def test_this_machine_has_a_cpu_and_memory() -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from specgguf.models import remote_header
-from specgguf.fit import predict
 from specgguf import presets
+from specgguf.fit import predict
 from specgguf.fit.hardware import described
 from specgguf.fit.predict import PairCosts, best, break_even, expected_tokens, from_measured, speed_up
+from specgguf.models import remote_header
 
 # Seconds of a pass over n tokens, by the target's weights, of a 1.5B target on two cores; a draft token.
 MEASURED = {

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 from conftest import Pair
-from support.hubserver import COMMIT, HubServer
 from specgguf.presets import ModelFile, Part
+from support.hubserver import COMMIT, HubServer
 
-from specgguf.models import hparams, hub, inventory, mirror, remote_header, hf_client
 from specgguf.errors import DownloadError, ModelNotFound, SpecggufError
+from specgguf.models import hf_client, hparams, hub, inventory, mirror, remote_header
 
 REPO = "org/Tiny-GGUF"
 

@@ -11,10 +11,10 @@ import pytest
 from conftest import Pair
 from specgguf.presets import ModelFile
 
-from specgguf.models import hub, inventory, mirror
-from specgguf.fit import draft_candidates
 from specgguf import presets
 from specgguf.errors import ModelNotFound
+from specgguf.fit import draft_candidates
+from specgguf.models import hub, inventory, mirror
 from specgguf.models.inventory import HUB, LLAMA_CPP, LM_STUDIO, OLLAMA, OURS
 
 

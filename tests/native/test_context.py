@@ -14,13 +14,13 @@ from typing import Any
 import llama_cpp
 import numpy as np
 import pytest
-from support import tiny
 from conftest import Pair
+from support import tiny
 from support.contexts import KEYWORDS, MEMORIES, NOISE, TEXT, Opened, opened_as
 
-from specgguf.native import backend, rollback
 from specgguf.errors import BackendError, Cancelled, ContextFull, ModelNotFound
 from specgguf.models.header import check_gguf
+from specgguf.native import backend, rollback
 from specgguf.native.context import Model
 from specgguf.native.prefixes import common_prefix
 from specgguf.native.weights import Weights

@@ -10,20 +10,20 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from support import models
 import numpy as np
 import pytest
 from conftest import Pair
+from support import models
 from support.contexts import MEMORIES, NOISE, TEXT, Opened, opened_as
 from support.fakes import FakeCutter, Script
 
 from specgguf import SamplingParams, SpeculativeLlama
-from specgguf.native import backend, rollback
 from specgguf.decode.drafters import ModelDrafter
-from specgguf.errors import BackendError
-from specgguf.decode.step import generate
 from specgguf.decode.records import Draft, Verdict
 from specgguf.decode.sampling import Law, Rng, Transform, draw
+from specgguf.decode.step import generate
+from specgguf.errors import BackendError
+from specgguf.native import backend, rollback
 
 SAMPLED = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, ignore_eos=True)
 WRONG = 1e-2  # a wrong state is off by so much and more

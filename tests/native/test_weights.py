@@ -11,11 +11,11 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from support import tiny
 from gguf import GGUFValueType
+from support import tiny
 
 from specgguf import BackendError, SpecggufError
-from specgguf.models import hparams, header, header_check
+from specgguf.models import header, header_check, hparams
 from specgguf.native.weights import Weights
 
 Lie = tuple[str, GGUFValueType, Any]

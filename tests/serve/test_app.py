@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
-from support import models
 import openai
 import pytest
 from conftest import Pair
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support import models
 from support.serve_support import WAIT_S, Json, Running, Scripted, events, serving, until
 
 from specgguf import SpeculativeLlama

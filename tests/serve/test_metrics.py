@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specgguf.decode.records import Round
-from specgguf.serve.metrics import Counter, Histogram, Metrics
 from specgguf.decode.stats import Stats
+from specgguf.serve.metrics import Counter, Histogram, Metrics
 
 
 @given(st.lists(st.floats(0, 20, allow_nan=False), max_size=30))

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from support.serve_support import Scripted, until
 
-from specgguf.serve import queue
 from specgguf.errors import Cancelled
+from specgguf.serve import queue
 from specgguf.serve.queue import Closing, Job, QueueFull, Worker
 
 

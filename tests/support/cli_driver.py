@@ -12,13 +12,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from support.fake_engine import FAIL, GATE, HANG, FakeEngine, loaded, pieces
-from specgguf.cli import open_pair, main
-from specgguf.cli.terminal.status import Notes
+from specgguf.cli import main, open_pair
 from specgguf.cli.pairing import Pair
 from specgguf.cli.settings import Settings
+from specgguf.cli.terminal.status import Notes
 
 from specgguf.errors import Cancelled
+from support.fake_engine import FAIL, GATE, HANG, FakeEngine, loaded, pieces
 
 STORY = pieces("Once upon a time there was a fox .", drafted="upon a time")
 

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from support.fake_engine import FakeEngine, loaded
 from specgguf.cli import open_pair
 from specgguf.cli.chat import oneshot, prompt
 from specgguf.cli.main import cli
-from specgguf.cli.terminal.status import Notes
 from specgguf.cli.options import SETTINGS
 from specgguf.cli.settings import Settings
+from specgguf.cli.terminal.status import Notes
+
+from support.fake_engine import FakeEngine, loaded
 
 FOLDERS = {
     "XDG_DATA_HOME": "data",

@@ -15,9 +15,9 @@ from typing import Any
 
 from specgguf.cli.open_pair import Loaded
 
-from specgguf.errors import Cancelled
 from specgguf.decode.records import Round
 from specgguf.decode.stats import Stats
+from specgguf.errors import Cancelled
 
 Piece = tuple[str, bool]  # text, from_draft
 HANG: Piece = ("\0hang", False)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from specgguf.presets import ModelFile, Part
 
-from specgguf.models import hub
 from specgguf import presets
+from specgguf.models import hub
 
 SMOLLM2 = ModelFile(
     file="SmolLM2-135M-Instruct.Q4_1.gguf",

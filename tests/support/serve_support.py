@@ -14,9 +14,9 @@ from typing import Any
 
 import httpx
 
+from specgguf.decode.stats import Stats
 from specgguf.errors import Cancelled
 from specgguf.serve.server import ServeConfig, Service, listen, make_server
-from specgguf.decode.stats import Stats
 
 Json = dict[str, Any]
 WAIT_S = 60.0  # nothing here takes long; a test that waits so long has failed

@@ -8,11 +8,20 @@ from typing import Any
 import pytest
 from llama_cpp import llama_chat_format as upstream
 
-from specgguf.text.completion import Final, Head, Json, chat, chat_chunks, completion, completion_chunks, response_grammar
-from specgguf.errors import ConfigError
-from specgguf.text.logprobs import LogprobWriter
 from specgguf.decode.records import TokenLogprob
+from specgguf.errors import ConfigError
+from specgguf.text.completion import (
+    Final,
+    Head,
+    Json,
+    chat,
+    chat_chunks,
+    completion,
+    completion_chunks,
+    response_grammar,
+)
 from specgguf.text.detokenize import Piece
+from specgguf.text.logprobs import LogprobWriter
 
 HEAD = Head("cmpl-1", 1700000000, "model.gguf")
 BYTES = {1: b"a", 2: b" b", 3: "é".encode()[:1], 4: "é".encode()[1:], 5: b"c", 9: b""}

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from conftest import Pair
 
+from specgguf.errors import BackendError, ConfigError
 from specgguf.native import grammar_sampler as gbnf
 from specgguf.text import grammar
-from specgguf.errors import BackendError, ConfigError
 from specgguf.text.grammar import GrammarCursor, GrammarState, grammar_text, json_grammar
 
 SCHEMA = {

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.tiny import CHAT_TEMPLATE
 
-from specgguf.text.template import ChatTemplate, NamedTemplate, fit, split_reasoning
 from specgguf.errors import ConfigError, ContextFull, Unsupported
+from specgguf.text.template import ChatTemplate, NamedTemplate, fit, split_reasoning
 
 # The parts of Qwen3's template that matter here: earlier reasoning is dropped, enable_thinking, tools.
 QWEN3_LIKE = """
