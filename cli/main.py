@@ -15,18 +15,18 @@ from typing import Any, NoReturn
 import click
 from specgguf.cli import exits
 
-# name -> (section, module of this package, one line of help). The module has a click command of that name.
-COMMANDS: dict[str, tuple[str, str, str]] = {
-    "chat": ("Talk", "chat", "Talk to a model; with a question, answer it and end."),
-    "serve": ("Talk", "serve", "Answer over HTTP, in OpenAI's protocol."),
-    "bench": ("Measure", "bench", "Measure whether drafting pays: your machine, your pair, your text."),
-    "fit": ("Measure", "fit", "Show what fits into this machine's memory, before loading anything."),
-    "doctor": ("Measure", "doctor", "Check the installation, the devices and a pair."),
-    "models": ("Models", "models", "List, fetch, verify and pair models."),
-    "presets": ("Models", "presets_cmd", "Show the ready-made pairs, and save your own."),
-    "sessions": ("Keep", "sessions_cmd", "List, show, export and remove saved conversations."),
-    "config": ("Keep", "config_cmd", "Show settings and where each came from."),
-    "completion": ("Keep", "completion_cmd", "Print the completion script for bash, zsh or fish."),
+# name -> (section, one line of help). The module of that name in `commands` has a click command of that name.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "chat": ("Talk", "Talk to a model; with a question, answer it and end."),
+    "serve": ("Talk", "Answer over HTTP, in OpenAI's protocol."),
+    "bench": ("Measure", "Measure whether drafting pays: your machine, your pair, your text."),
+    "fit": ("Measure", "Show what fits into this machine's memory, before loading anything."),
+    "doctor": ("Measure", "Check the installation, the devices and a pair."),
+    "models": ("Models", "List, fetch, verify and pair models."),
+    "presets": ("Models", "Show the ready-made pairs, and save your own."),
+    "sessions": ("Keep", "List, show, export and remove saved conversations."),
+    "config": ("Keep", "Show settings and where each came from."),
+    "completion": ("Keep", "Print the completion script for bash, zsh or fish."),
 }
 
 
@@ -41,7 +41,7 @@ class Program(click.Group):
         """Import the command `cmd_name`; None when there is no such command."""
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"{__package__}.{COMMANDS[cmd_name][1]}")
+        module = importlib.import_module(f"{__package__}.commands.{cmd_name}")
         command = getattr(module, cmd_name)
         assert isinstance(command, click.Command)
         _accept_debug(command)

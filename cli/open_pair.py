@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from specgguf.cli import exits
 from specgguf.cli.pairing import Pair, pick
 from specgguf.cli.settings import Settings
-from specgguf.cli.terminal import style
+from specgguf.cli.terminal import console
 from specgguf.cli.terminal.status import Notes
 
 from specgguf.errors import SpecggufError
@@ -176,7 +176,7 @@ def _wait_for(load: Any, what: str, notes: Notes) -> Engine:
     start = time.monotonic()
     thread.start()
     try:
-        with style.quiet_keyboard():
+        with console.quiet_keyboard():
             while thread.is_alive():
                 notes.wait(f"{what} …", f" {time.monotonic() - start:.1f} s")
                 thread.join(TICK_S)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from specgguf.cli.chat import sessions
 from specgguf.cli.options import BY_NAME, SETTINGS
-from specgguf.cli.terminal import stats_view, style
+from specgguf.cli.terminal import stats_view, console
 
 from specgguf.config import parse_draft
 from specgguf.errors import ConfigError
@@ -70,7 +70,7 @@ def stats(room: Room, words: str) -> None:
         room.notes.tell(f"the line of statistics after each answer is {'on' if on else 'off'}")
         return
     engine = room.talk.loaded.engine
-    columns = style.width(room.notes.stream) if room.notes.ink.tty else None
+    columns = console.width(room.notes.stream) if room.notes.ink.tty else None
     for row in stats_view.page(engine.last, engine.stats, engine.n_ctx(), room.notes.ink, columns):
         room.notes.tell(row)
 

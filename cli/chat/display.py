@@ -7,7 +7,7 @@ import sys
 from specgguf.cli.chat.turn import Answer
 from specgguf.cli.open_pair import Engine
 from specgguf.cli.settings import Settings
-from specgguf.cli.terminal import stats_view, style
+from specgguf.cli.terminal import stats_view, console
 from specgguf.cli.terminal.render import AnswerWriter, Collect, Sink, replay, write_json
 from specgguf.cli.terminal.status import Notes
 
@@ -19,7 +19,7 @@ class Display:
         self.settings = settings
         self.notes = notes
         self.as_json = as_json
-        self.ink = style.ink_for(sys.stdout, settings["color"])
+        self.ink = console.ink_for(sys.stdout, settings["color"])
         self._legend_shown = False
 
     def sink(self) -> Sink:
@@ -67,5 +67,5 @@ class Display:
             ended = stats_view.ended_by(
                 answer.finish_reason, answer.interrupted, stats.n_prompt + stats.n_generated, engine.n_ctx()
             )
-            width = style.width(self.notes.stream) if self.notes.ink.tty else None
+            width = console.width(self.notes.stream) if self.notes.ink.tty else None
             self.notes.say(stats_view.joined(stats_view.parts(stats, engine.n_ctx(), ended=ended), width))

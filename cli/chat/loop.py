@@ -21,7 +21,7 @@ from specgguf.cli.chat.display import Display
 from specgguf.cli.chat.sessions import Session
 from specgguf.cli.interrupts import LeaveNow
 from specgguf.cli.settings import Settings, data_dir
-from specgguf.cli.terminal import style
+from specgguf.cli.terminal import console
 from specgguf.cli.terminal.stats_view import joined
 from specgguf.cli.terminal.status import Notes
 
@@ -47,7 +47,7 @@ class Room:
 
     def short(self, text: str) -> str:
         """`text` on one line, as long as the terminal has room."""
-        return style.one_line(text, max(style.width(self.notes.stream) - 50, 30))
+        return console.one_line(text, max(console.width(self.notes.stream) - 50, 30))
 
     def take(self, session: Session) -> None:
         """Go on with `session`, and say where it stood."""
@@ -80,7 +80,7 @@ class Room:
         self.attached.clear()  # from here on they are part of the question
         self.display.legend_once()
         self.describe()
-        with style.quiet_keyboard():
+        with console.quiet_keyboard():
             answer = self.talk.send(text, self.display.sink())
         self.display.after(answer, self.talk.loaded.engine)
         if answer.interrupted and not answer.spans:
@@ -143,7 +143,7 @@ def banner(room: Room, *, first_run: bool) -> None:
     loaded, say = room.talk.loaded, room.notes.say
     drafted = f"draft {loaded.draft_model}" if loaded.draft_model else "no draft model"
     n_ctx = loaded.engine.n_ctx()
-    width = style.width(room.notes.stream)
+    width = console.width(room.notes.stream)
     say(joined([loaded.model, drafted, f"context {n_ctx:,}, loaded in {loaded.load_s:.1f} s"], width))
     say("/help: commands; Alt-Enter: new line; Ctrl-C: stop an answer; Ctrl-D: leave")
     if first_run and loaded.draft_model and not room.settings["highlight"]:

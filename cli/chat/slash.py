@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from specgguf.cli.chat import actions
-from specgguf.cli.terminal import style
+from specgguf.cli.terminal import console
 
 if TYPE_CHECKING:
     from specgguf.cli.chat.loop import Room
@@ -108,8 +108,8 @@ def show_help(room: Room) -> None:
 def _row(room: Room, left: str, right: str) -> None:
     """One row of the help, its right side wrapped where the terminal is narrow."""
     start = max(len(_usage(command)) for command in COMMANDS) + 4
-    columns = style.width(room.notes.stream) - start - 1
-    first, *more = style.rows(right, max(columns, 24))
+    columns = console.width(room.notes.stream) - start - 1
+    first, *more = console.rows(right, max(columns, 24))
     room.notes.tell(f"  {left:<{start - 2}}{room.notes.ink.dim(first)}")
     for row in more:
         room.notes.tell(" " * start + room.notes.ink.dim(row))

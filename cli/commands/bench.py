@@ -20,7 +20,7 @@ from specgguf.cli.interrupts import Interrupts
 from specgguf.cli.open_pair import Loaded
 from specgguf.cli.options import BY_NAME, GroupedCommand, SectionOption, option, options
 from specgguf.cli.settings import Settings, gather
-from specgguf.cli.terminal import bench_view, style
+from specgguf.cli.terminal import bench_view, console
 from specgguf.cli.terminal.progress import BAR, human_seconds
 from specgguf.cli.terminal.status import Notes
 
@@ -110,7 +110,7 @@ def bench(
     settings = gather(flags)
     settings.put("draft", "auto", "bench")
     params = SamplingParams(**settings.sampling())
-    notes = Notes(style.ink_for(sys.stderr, settings["color"]))
+    notes = Notes(console.ink_for(sys.stderr, settings["color"]))
     chosen = choose_prompts(prompts, kinds)
     loaded = open_pair.open_engine(settings, notes, yes=yes)
     with contextlib.closing(loaded.engine):

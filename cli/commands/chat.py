@@ -17,7 +17,7 @@ from specgguf.cli.chat.loop import Room
 from specgguf.cli.chat.sessions import Session
 from specgguf.cli.options import GroupedCommand, SectionOption, options
 from specgguf.cli.settings import Settings, gather
-from specgguf.cli.terminal import style
+from specgguf.cli.terminal import console
 from specgguf.cli.terminal.status import Notes
 
 from specgguf.errors import ConfigError
@@ -87,7 +87,7 @@ def chat(
     """
     settings = gather(flags)
     settings.sampling()  # out of range: say so at once
-    notes = Notes(style.ink_for(sys.stderr, settings["color"]), quiet=quiet)
+    notes = Notes(console.ink_for(sys.stderr, settings["color"]), quiet=quiet)
     text = oneshot.read_question(question)
     system = read_system(settings)
     keeper = Keeper(notes, enabled=settings["save"], slot=ONE_SHOT if text is not None else "")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from specgguf.cli.options import options
 from specgguf.cli.settings import Settings, gather
-from specgguf.cli.terminal import style, tables
+from specgguf.cli.terminal import console, tables
 from specgguf.cli.terminal.status import Notes
 
 from specgguf.errors import SpecggufError
@@ -47,7 +47,7 @@ def doctor(speed: bool, as_json: bool, **flags: Any) -> int:
     from specgguf.fit.hardware import this_machine
 
     settings = gather(flags)
-    notes = Notes(style.ink_for(sys.stderr))
+    notes = Notes(console.ink_for(sys.stderr))
     machine = this_machine()
     report: dict[str, Any] = {"versions": _versions(), "machine": _machine(machine)}
     findings = _machine_findings(machine, settings)
@@ -197,7 +197,7 @@ def _show(report: dict[str, Any]) -> None:
             click.echo(_outlook(pair["break_even"]))
     click.echo()
     for finding in report["warnings"]:
-        click.echo(f"! {style.clean(finding['text'])}")
+        click.echo(f"! {console.clean(finding['text'])}")
         if finding["line"]:
             click.echo(f"    {finding['line']}")
     if not report["warnings"]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from specgguf.cli.terminal import style, tables
+from specgguf.cli.terminal import console, tables
 from specgguf.cli.terminal.progress import Progress, human_bytes
 from specgguf.cli.terminal.status import Notes
 
@@ -35,7 +35,7 @@ def _complete_pull(_ctx: click.Context, _param: click.Parameter, incomplete: str
 
 
 def _notes() -> Notes:
-    return Notes(style.ink_for(sys.stderr))
+    return Notes(console.ink_for(sys.stderr))
 
 
 @click.group()
@@ -109,7 +109,7 @@ def rm(names: Sequence[str]) -> None:
                 f"{found.name} was not brought by specgguf but by {_whose(found)}", hint="remove it there"
             )
         hub.remove(found)
-        click.echo(f"removed {style.clean(found.name)}: {human_bytes(found.bytes)} freed", err=True)
+        click.echo(f"removed {console.clean(found.name)}: {human_bytes(found.bytes)} freed", err=True)
 
 
 def _whose(found: Found) -> str:
@@ -139,7 +139,7 @@ def verify(names: Sequence[str]) -> int:
     for model in chosen:
         verdict = _verdict(model, notes)
         n_bad += verdict.startswith("damaged")
-        click.echo(f"{style.clean(model.name)}: {verdict}")
+        click.echo(f"{console.clean(model.name)}: {verdict}")
     return 1 if n_bad else 0
 
 
@@ -149,7 +149,7 @@ def _verdict(model: Found, notes: Notes) -> str:
     try:
         hub.check_file(model.path)
     except SpecggufError as error:
-        return f"damaged: {style.clean(str(error))}"
+        return f"damaged: {console.clean(str(error))}"
     if not model.sha256:
         return "complete (nobody promised a hash)"
     with Progress(notes) as progress:

@@ -13,7 +13,7 @@ from specgguf.cli import exits, open_pair
 from specgguf.cli.open_pair import Loaded
 from specgguf.cli.options import GroupedCommand, SectionOption, options
 from specgguf.cli.settings import Settings, gather
-from specgguf.cli.terminal import style
+from specgguf.cli.terminal import console
 from specgguf.cli.terminal.status import Notes
 
 from specgguf.errors import SpecggufError
@@ -63,7 +63,7 @@ def serve(yes: bool, host: str, port: int, quiet: bool, **flags: Any) -> int:
     """
     settings = gather(flags)
     settings.sampling()
-    notes = Notes(style.ink_for(sys.stderr, settings["color"]), quiet=quiet)
+    notes = Notes(console.ink_for(sys.stderr, settings["color"]), quiet=quiet)
     with contextlib.closing(take_port(host, port)) as listening:
         loaded = open_pair.open_engine(settings, notes, yes=yes)
         try:

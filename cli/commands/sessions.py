@@ -10,7 +10,7 @@ from typing import IO
 import click
 from specgguf.cli.chat import sessions as store
 from specgguf.cli.exits import describe
-from specgguf.cli.terminal import style
+from specgguf.cli.terminal import console
 
 from specgguf.errors import SpecggufError
 
@@ -45,8 +45,8 @@ def list_(as_json: bool) -> None:
             continue
         when = session.updated[:16].replace("T", " ")
         start = f"{name:<{width}}  {when}  {n:>3} {'turn ' if n == 1 else 'turns'}  "
-        room = max(style.width(sys.stdout) - len(start), 20) if sys.stdout.isatty() else 200
-        click.echo(start + style.one_line(session.title, room))
+        room = max(console.width(sys.stdout) - len(start), 20) if sys.stdout.isatty() else 200
+        click.echo(start + console.one_line(session.title, room))
 
 
 @sessions.command()
@@ -59,7 +59,7 @@ def show(name: str, as_json: bool) -> None:
         click.echo(json.dumps(asdict(session), ensure_ascii=False, indent=1))
         return
     text = store.markdown(session)
-    click.echo(style.clean(text) if sys.stdout.isatty() else text, nl=False)
+    click.echo(console.clean(text) if sys.stdout.isatty() else text, nl=False)
 
 
 @sessions.command()

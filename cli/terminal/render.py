@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Protocol, TextIO
 
-from specgguf.cli.terminal import style as terminal
+from specgguf.cli.terminal import console
 from specgguf.cli.terminal.reasoning import Span
 from specgguf.cli.terminal.status import Notes
-from specgguf.cli.terminal.style import Ink
+from specgguf.cli.terminal.console import Ink
 from specgguf.cli.terminal.wrap import WordWrap
 
 
@@ -58,7 +58,7 @@ class AnswerWriter:
         if markdown and ink.styles and not highlight:
             from specgguf.cli.terminal.markdown import StableMarkdown
 
-            self._markdown = StableMarkdown(terminal.width(self._out), color=ink.color)
+            self._markdown = StableMarkdown(console.width(self._out), color=ink.color)
 
     def span(self, span: Span) -> None:
         """Write the next span."""
@@ -67,11 +67,11 @@ class AnswerWriter:
             return
         self._close_reasoning()
         if self._markdown is not None:
-            self._write(self._markdown.feed(terminal.clean(span.text)))
+            self._write(self._markdown.feed(console.clean(span.text)))
             return
-        text = terminal.clean(span.text) if self._terminal else span.text
-        style = self._ink.drafted if self._highlight and span.from_draft else _plain
-        self._write(self._wrap.feed(text, style) if self._wrap else style(text), text)
+        text = console.clean(span.text) if self._terminal else span.text
+        dress = self._ink.drafted if self._highlight and span.from_draft else _plain
+        self._write(self._wrap.feed(text, dress) if self._wrap else dress(text), text)
 
     def end(self) -> None:
         """Finish the line that the answer ends on."""
@@ -97,12 +97,12 @@ class AnswerWriter:
         if self._line_open:  # reasoning between two parts of an answer
             self._write("\n")
         ink = self._notes.ink
-        text = terminal.clean(span.text)
+        text = console.clean(span.text)
         dim = self._think == "dim"
-        style: Callable[[str], str] = ink.dim if dim else _plain
+        dress: Callable[[str], str] = ink.dim if dim else _plain
         if self._highlight and span.from_draft:
-            style = partial(ink.drafted, dim=dim)
-        self._notes.raw(self._wrap_reasoning.feed(text, style) if self._wrap_reasoning else style(text))
+            dress = partial(ink.drafted, dim=dim)
+        self._notes.raw(self._wrap_reasoning.feed(text, dress) if self._wrap_reasoning else dress(text))
         self._reasoning = text or self._reasoning
 
     def _close_reasoning(self) -> None:
@@ -116,7 +116,7 @@ def _plain(text: str) -> str:
 
 
 def _wrapper(stream: TextIO) -> WordWrap:
-    return WordWrap(lambda: terminal.width(stream))
+    return WordWrap(lambda: console.width(stream))
 
 
 class Collect:

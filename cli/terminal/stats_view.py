@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from specgguf.cli.terminal import style
-from specgguf.cli.terminal.style import Ink
+from specgguf.cli.terminal import console
+from specgguf.cli.terminal.console import Ink
 
 if TYPE_CHECKING:
     from specgguf.decode.stats import Stats
@@ -101,7 +101,7 @@ def page(last: Stats, total: Stats, n_ctx: int, ink: Ink, width: int | None = No
 
 def _row(label: str, text: str, room: int) -> list[str]:
     """A labelled row, on as many lines as it needs: broken between words, and indented to its text."""
-    first, *others = style.rows(text, room - LABEL)
+    first, *others = console.rows(text, room - LABEL)
     return [f"{label:<{LABEL}}{first}", *(" " * LABEL + row for row in others)]
 
 

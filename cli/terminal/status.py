@@ -9,8 +9,8 @@ from __future__ import annotations
 import sys
 from typing import TextIO
 
-from specgguf.cli.terminal import style
-from specgguf.cli.terminal.style import Ink
+from specgguf.cli.terminal import console
+from specgguf.cli.terminal.console import Ink
 
 
 class Notes:
@@ -18,7 +18,7 @@ class Notes:
 
     def __init__(self, ink: Ink | None = None, *, stream: TextIO | None = None, quiet: bool = False) -> None:
         self.stream = stream if stream is not None else sys.stderr
-        self.ink = ink if ink is not None else style.ink_for(self.stream)
+        self.ink = ink if ink is not None else console.ink_for(self.stream)
         self.quiet = quiet
         self._transient = False
 
@@ -44,14 +44,14 @@ class Notes:
     def wait(self, text: str, tail: str = "") -> None:
         """Show what is being waited for, in place, until something else is written; `tail` is never cut."""
         if self.ink.live and not self.quiet:
-            line = style.one_line(text, style.width(self.stream) - 1 - len(tail)) + tail
+            line = console.one_line(text, console.width(self.stream) - 1 - len(tail)) + tail
             self.stream.write(f"\r{self.ink.dim(line)}\x1b[K")
             self.stream.flush()
             self._transient = True
 
     def _folded(self, text: str) -> str:
         """A terminal gets lines broken between words; a file or a pipe gets one line."""
-        return style.folded(text, max(style.width(self.stream) - 1, 20)) if self.ink.tty else text
+        return console.folded(text, max(console.width(self.stream) - 1, 20)) if self.ink.tty else text
 
     def clear(self) -> None:
         """Take the waiting line away."""

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 
 import click
-from specgguf.cli.terminal import style
-from specgguf.cli.terminal.style import clean
+from specgguf.cli.terminal import console
+from specgguf.cli.terminal.console import clean
 
 LEAST_ROOM = 20  # columns: a last column that is narrower is left to the terminal
 
@@ -38,13 +38,13 @@ def lines(
             for i, (cell, w) in enumerate(zip(row, widths, strict=True))
         )
         start = "".join(cell + "  " for cell in cells)
-        texts = style.rows(row[-1], room) if folds else [last]
+        texts = console.rows(row[-1], room) if folds else [last]
         padded += [start + texts[0], *(" " * len(start) + text for text in texts[1:])]
     return [line.rstrip() for line in padded]
 
 
 def show(rows: Sequence[Sequence[object]], header: Sequence[str] = (), *, right: Sequence[int] = ()) -> None:
     """Print `lines` on stdout, fitted to it where it is a terminal."""
-    width = style.width(sys.stdout) if sys.stdout.isatty() else None
+    width = console.width(sys.stdout) if sys.stdout.isatty() else None
     for line in lines(rows, header, right=right, width=width):
         click.echo(line)

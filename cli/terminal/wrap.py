@@ -33,27 +33,27 @@ class WordWrap:
         self._word: list[tuple[str, Style]] = []
         self._in_code = False
 
-    def feed(self, text: str, style: Style) -> str:
-        """What to write for `text`, which `style` dresses."""
+    def feed(self, text: str, dress: Style) -> str:
+        """What to write for `text`, which `dress` dresses."""
         out: list[str] = []
         same = ""  # what goes on where the cursor is
         for part in _PARTS.findall(text):
             for run in [part] if part.isascii() else self._runs(part):
-                moved = self._place(run, style)
+                moved = self._place(run, dress)
                 if moved:
-                    out += [style(same) if same else "", moved]
+                    out += [dress(same) if same else "", moved]
                     same = ""
                 else:
                     same += run
-        return "".join([*out, style(same) if same else ""])
+        return "".join([*out, dress(same) if same else ""])
 
-    def _place(self, part: str, style: Style) -> str:
+    def _place(self, part: str, dress: Style) -> str:
         """What to write instead of `part`; nothing when it simply goes on."""
         if part == "\n":
             self._end_line()
             return "\n"
         self._line += part
-        return self._space(part) if part.isspace() else self._letters(part, style)
+        return self._space(part) if part.isspace() else self._letters(part, dress)
 
     def _end_line(self) -> None:
         if self._line.lstrip(" ").startswith(_FENCES):
@@ -76,12 +76,12 @@ class WordWrap:
         self._column += n
         return ""
 
-    def _letters(self, part: str, style: Style) -> str:
+    def _letters(self, part: str, dress: Style) -> str:
         limit, n = self._limit(), self._cells(part)
         if self._cells(part[0]) == 2:
             self._word = []  # a line may be broken before it
         n_word = sum(self._cells(text) for text, _ in self._word)
-        self._word.append((part, style))
+        self._word.append((part, dress))
         fits = self._column + n <= limit
         if fits or not self._free() or n_word == self._column or n_word + n > limit:
             self._column = self._column + n if fits else (self._column + n) % (limit + 1)

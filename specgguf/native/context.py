@@ -18,7 +18,7 @@ from specgguf.errors import BackendError, Cancelled, ConfigError, ContextFull
 from specgguf.models import header
 
 from . import backend
-from . import rollback as rewind
+from . import rollback
 from .prefixes import common_prefix
 from .weights import Weights
 
@@ -89,7 +89,7 @@ class Model:
             if getattr(llama, "_lora_adapter", None) is not None:
                 backend.apply_lora(self._ctx, llama._lora_adapter, llama.lora_scale)
             self.abort.attach(self._ctx)
-            self.way = rewind.choose(llama, self._ctx, self._batch)
+            self.way = rollback.select(llama, self._ctx, self._batch)
         except BaseException:
             self.close()
             raise

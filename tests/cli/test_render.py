@@ -6,13 +6,13 @@ import io
 import re
 
 import pytest
-from specgguf.cli.terminal import stats_view, style
+from specgguf.cli.terminal import stats_view, console
 from specgguf.cli.terminal.markdown import StableMarkdown
 from specgguf.cli.terminal.progress import Progress, human_bytes, human_seconds
 from specgguf.cli.terminal.reasoning import Span, Spans
 from specgguf.cli.terminal.render import AnswerWriter
 from specgguf.cli.terminal.status import Notes
-from specgguf.cli.terminal.style import Ink, clean, ink_for, one_line
+from specgguf.cli.terminal.console import Ink, clean, ink_for, one_line
 
 from specgguf.decode.records import Round
 from specgguf.decode.stats import Stats
@@ -285,4 +285,4 @@ def test_markdown_open_at_the_end() -> None:
 
 
 def test_width_of_something_that_is_no_terminal() -> None:
-    assert style.width(io.StringIO()) == 80
+    assert console.width(io.StringIO()) == 80

@@ -6,7 +6,7 @@ import re
 
 import pytest
 from rich.cells import cell_len
-from specgguf.cli.terminal import style as terminal
+from specgguf.cli.terminal import console
 from specgguf.cli.terminal.wrap import WordWrap
 
 PROSE = (
@@ -53,8 +53,8 @@ class Terminal:
 def shown(text: str, columns: int, n: int) -> list[str]:
     terminal, wrap = Terminal(columns), WordWrap(lambda: columns)
     for i in range(0, len(text), n):
-        terminal.write(wrap.feed(text[i : i + n], lambda part: part))
-    return terminal.text()
+        console.write(wrap.feed(text[i : i + n], lambda part: part))
+    return console.text()
 
 
 @pytest.mark.parametrize("columns", [12, 30, 80, 200])
@@ -97,15 +97,15 @@ def test_styles_move_with_their_word() -> None:
 def test_a_terminal_that_changes_its_width() -> None:
     width = 40
     wrap, terminal = WordWrap(lambda: width), Terminal(40)
-    terminal.write(wrap.feed("one two three four ", str))
+    console.write(wrap.feed("one two three four ", str))
     width = 20
-    terminal.write(wrap.feed("five six seven eight nine ten", str))
-    assert terminal.text() == ["one two three four", "five six seven", "eight nine ten"]
+    console.write(wrap.feed("five six seven eight nine ten", str))
+    assert console.text() == ["one two three four", "five six seven", "eight nine ten"]
 
 
 def test_remarks_are_folded_between_words() -> None:
     text = "a larger model would read prompts too slowly\n  a line that is meant as it is, columns and all"
-    folded = terminal.folded(text, 20).split("\n")
+    folded = console.folded(text, 20).split("\n")
     assert folded[:3] == ["a larger model would", "read prompts too", "slowly"]
     assert folded[3:] == text.split("\n")[1:]
-    assert terminal.folded("org/" + "x" * 40, 20) == "org/" + "x" * 40
+    assert console.folded("org/" + "x" * 40, 20) == "org/" + "x" * 40
