@@ -63,7 +63,7 @@ class Program(click.Group):
         """The commands in their sections, from the table alone."""
         for section in dict.fromkeys(row[0] for row in COMMANDS.values()):
             with formatter.section(section):
-                formatter.write_dl([(name, row[2]) for name, row in COMMANDS.items() if row[0] == section], col_max=12)
+                formatter.write_dl([(name, row[1]) for name, row in COMMANDS.items() if row[0] == section], col_max=12)
 
     def main(
         self,

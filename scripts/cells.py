@@ -186,7 +186,7 @@ def warm(ways: Mapping[str, Way], plan: Plan, cell: Cell) -> dict[str, float]:
     seconds = {}
     for name, way in ways.items():
         sample = way(Trial(cell.kind, 0, prompt.prompt, 0, "off", 1), params)
-        seconds[name] = sample.prompt_s + plan.tokens * sample.decode_s / max(sample.n_timed, 1)
+        seconds[name] = sample.prompt_s + plan.tokens * sample.predicted_s / max(sample.n_timed, 1)
     return seconds
 
 

@@ -1,4 +1,4 @@
-"""The shape of the source: which package may import which, what costs nothing at start, what is public, how long a page is.
+"""The shape of the source: who may import whom, what costs nothing at start, what is public, how long a page is.
 
 `ORDER` is the design: a package imports only from those before it, and inside one no import leads back to where it
 came from. Whoever opens one knows that nothing after it matters to it.
@@ -18,7 +18,9 @@ import specgguf
 
 ROOT = Path(__file__).resolve().parent.parent
 
-ORDER = "errors config presets models native fit decode control text engine loading calls api llm_plugin serve bench cli".split()
+ORDER = """
+errors config presets models native fit decode control text engine loading calls api llm_plugin serve bench cli
+""".split()
 CLI_ORDER = "terminal exits options interrupts settings pairing open_pair chat commands main".split()
 FILES_MAX = 10  # of a folder, beside __init__
 LINES_MAX = 300

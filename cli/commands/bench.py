@@ -193,7 +193,7 @@ def measure_all(loaded: Loaded, work: Work, notes: Notes, keep: Callable[[Sample
 def _announce(plain: Sample, work: Work, notes: Notes) -> None:
     """What is going to happen, and about how long it takes at plain decoding's speed."""
     tokens = work.params.max_tokens or 0
-    each = plain.prompt_s + tokens * plain.decode_s / max(plain.n_timed, 1)
+    each = plain.prompt_s + tokens * plain.predicted_s / max(plain.n_timed, 1)
     kinds = ", ".join(dict.fromkeys(t.kind for t in work.trials))
     drafts = ", ".join(dict.fromkeys(str(t.draft) for t in work.trials))
     repeats = 1 + max(t.repeat for t in work.trials)

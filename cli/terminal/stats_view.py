@@ -37,7 +37,7 @@ def parts(stats: Stats, n_ctx: int, *, ended: str = "", rests: bool = True) -> l
         rests: also say why drafting rests, where it does.
     """
     said = [
-        f"{plural(stats.n_generated, 'token')} in {stats.decode_s:.1f} s, {_speed(stats)}",
+        f"{plural(stats.n_generated, 'token')} in {stats.predicted_s:.1f} s, {_speed(stats)}",
         drafting(stats) if rests else _drafted(stats),
         f"prompt {stats.n_prefilled:,} new + {stats.n_cached:,} cached",
         f"context {percent((stats.n_prompt + stats.n_generated) / max(n_ctx, 1))}",

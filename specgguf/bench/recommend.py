@@ -96,7 +96,7 @@ def _place(draft: int | str) -> tuple[int, int, str]:
 def speed(samples: Iterable[Sample]) -> float:
     """Tokens per second over all of `samples` together; 0 where there is nothing."""
     samples = list(samples)
-    seconds = sum(s.decode_s for s in samples)
+    seconds = sum(s.predicted_s for s in samples)
     return sum(s.n_timed for s in samples) / seconds if seconds else 0.0
 
 

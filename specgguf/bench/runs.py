@@ -92,7 +92,7 @@ class Sample:
 
     Attributes:
         engine: "specgguf", or the name of another program that ran the same prompt.
-        n_timed: the generated tokens whose passes lie in `decode_s`: the pass that reads the prompt gives the
+        n_timed: the generated tokens whose passes lie in `predicted_s`: the pass that reads the prompt gives the
             first one for nothing, unless it already verified a draft.
         first_s, total_s: seconds to the first token, and to the last.
         prompt_s: of those, the target's reading of the prompt. The draft's reading is a cost of drafting.
@@ -132,14 +132,14 @@ class Sample:
         return from_mapping(cls, {**values, **tuples}, where="a sample")
 
     @property
-    def decode_s(self) -> float:
+    def predicted_s(self) -> float:
         """Seconds of generating, everything but reading the prompt."""
         return max(self.total_s - self.prompt_s, 0.0)
 
     @property
     def tokens_per_second(self) -> float:
         """Generated tokens per second of generating."""
-        return self.n_timed / self.decode_s if self.decode_s else 0.0
+        return self.n_timed / self.predicted_s if self.predicted_s else 0.0
 
 
 def load_prompts(path: Path | None = None) -> list[Prompt]:

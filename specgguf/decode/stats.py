@@ -89,7 +89,7 @@ class Stats:
         del self.k_trace[:-TRACE_MAX]
 
     @property
-    def decode_s(self) -> float:
+    def predicted_s(self) -> float:
         """Seconds of generating, without reading the prompt."""
         return self.draft_s + self.verify_s + self.host_s
 
@@ -106,7 +106,7 @@ class Stats:
     @property
     def tokens_per_second(self) -> float:
         """Committed tokens per second of generating."""
-        return self.n_generated / self.decode_s if self.decode_s else 0.0
+        return self.n_generated / self.predicted_s if self.predicted_s else 0.0
 
     def timings(self) -> dict[str, Any]:
         """llama.cpp's keys and meanings: `predicted_*` is what was generated, `*_ms` are milliseconds."""
@@ -114,7 +114,7 @@ class Stats:
         def per(count: float, amount: float) -> float:
             return count / amount if amount else 0.0
 
-        prompt_ms, predicted_ms = self.prompt_s * 1e3, self.decode_s * 1e3
+        prompt_ms, predicted_ms = self.prompt_s * 1e3, self.predicted_s * 1e3
         return {
             "cache_n": self.n_cached,
             "prompt_n": self.n_prefilled,

@@ -15,8 +15,7 @@ from typing import Any
 from specgguf.errors import Unsupported
 from specgguf.presets import ModelFile
 
-from . import header
-from .header import Header
+from .header import Header, read, shards
 from .header_check import impossible
 
 Q8_0, Q4_K, Q6_K = 8, 12, 14  # ggml types
@@ -82,7 +81,7 @@ def of_file(path: Path) -> Dims:
     Raises:
         SpecggufError: it cannot be read, or describes no language model.
     """
-    heads = [header.read(path.with_name(name)) for name in header.shards(path.name)]
+    heads = [read(path.with_name(name)) for name in shards(path.name)]
     return of_heads(heads, path.name)
 
 

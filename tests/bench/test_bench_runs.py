@@ -180,7 +180,7 @@ def test_a_plain_run() -> None:
     assert (sample.n_prompt, sample.n_generated, sample.n_rounds, sample.draft_n) == (3, 13, 13, 0)
     assert sample.n_timed == 12  # the first token came with the prompt
     assert sample.first_s == pytest.approx(READ_S + HOST_S)
-    assert sample.decode_s == pytest.approx(12 * PASS_S + 13 * HOST_S)
+    assert sample.predicted_s == pytest.approx(12 * PASS_S + 13 * HOST_S)
     assert sample.native_s == pytest.approx(READ_S + 12 * PASS_S)
     assert sample.rounds_by_draft_n == (13,)
     assert sample.finish_reason == "length"
@@ -193,7 +193,7 @@ def test_a_drafting_run() -> None:
     assert sample.rounds_by_draft_n == (1, 0, 0, 4)
     assert (sample.draft_n, sample.draft_n_accepted) == (12, 8)
     assert (sample.reached_by_position, sample.accepted_by_position) == ((4, 4, 4), (4, 4, 0))
-    assert sample.decode_s == pytest.approx(12 * DRAFT_S + 5 * (PASS_S + HOST_S))
+    assert sample.predicted_s == pytest.approx(12 * DRAFT_S + 5 * (PASS_S + HOST_S))
 
 
 def test_an_auto_run_pays_for_what_it_drafts() -> None:

@@ -53,7 +53,7 @@ class Terminal:
 def shown(text: str, columns: int, n: int) -> list[str]:
     terminal, wrap = Terminal(columns), WordWrap(lambda: columns)
     for i in range(0, len(text), n):
-        console.write(wrap.feed(text[i : i + n], lambda part: part))
+        terminal.write(wrap.feed(text[i : i + n], lambda part: part))
     return console.text()
 
 
@@ -97,9 +97,9 @@ def test_styles_move_with_their_word() -> None:
 def test_a_terminal_that_changes_its_width() -> None:
     width = 40
     wrap, terminal = WordWrap(lambda: width), Terminal(40)
-    console.write(wrap.feed("one two three four ", str))
+    terminal.write(wrap.feed("one two three four ", str))
     width = 20
-    console.write(wrap.feed("five six seven eight nine ten", str))
+    terminal.write(wrap.feed("five six seven eight nine ten", str))
     assert console.text() == ["one two three four", "five six seven", "eight nine ten"]
 
 

@@ -64,7 +64,7 @@ def test_times_and_llama_cpps_keys() -> None:
         Round((1, 2, 3), 2, 4, 2, draft_s=0.5, verify_s=1.0, host_s=0.25),
     )
     stats.begin(120, 20)
-    assert stats.decode_s == 2.0
+    assert stats.predicted_s == 2.0
     assert stats.tokens_per_second == 2.0
     timings = stats.timings()
     assert timings == {
@@ -98,7 +98,7 @@ def test_what_a_checkpoint_reads_again_is_generating_not_reading() -> None:
         stats.add(Round((1,), n_prefilled=6, prefill_s=1.0))
         stats.add(Round((1, 2), 1, 3, 1, n_prefilled=9, prefill_s=0.25, verify_s=0.5))
     assert (stats.n_cached, stats.n_prefilled, stats.n_replayed) == (8, 12, 18)
-    assert (stats.prompt_s, stats.verify_s, stats.decode_s) == (2.0, 1.5, 1.5)
+    assert (stats.prompt_s, stats.verify_s, stats.predicted_s) == (2.0, 1.5, 1.5)
     assert stats.timings()["prompt_n"] == 12
 
 
