@@ -101,7 +101,7 @@ def _tell_unknown_variables() -> None:
         from specgguf.cli.terminal import status
 
         for remark in settings.unknown_variables():
-            status.Notes().warn(remark)
+            status.StatusOutput().warn(remark)
 
 
 def _debug_option() -> click.Option:

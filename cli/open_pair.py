@@ -19,7 +19,7 @@ from specgguf.cli import exits
 from specgguf.cli.pairing import Pair, pick
 from specgguf.cli.settings import Settings
 from specgguf.cli.terminal import console
-from specgguf.cli.terminal.status import Notes
+from specgguf.cli.terminal.status import StatusOutput
 
 from specgguf.errors import SpecggufError
 
@@ -72,35 +72,35 @@ class Loaded:
     pair: Pair | None = None
 
 
-def open_engine(settings: Settings, notes: Notes, *, yes: bool = False) -> Loaded:
+def open_engine(settings: Settings, status: StatusOutput, *, yes: bool = False) -> Loaded:
     """Choose, download and load the pair, and say what happens meanwhile.
 
     Raises:
         SpecggufError: whatever stands in the way, in one line.
     """
-    pair = pick(settings, notes, yes=yes)
+    pair = pick(settings, status, yes=yes)
     settings.sampling()  # a preset's values are in: out of range is said before loading
-    return load(pair, settings, notes)
+    return load(pair, settings, status)
 
 
-def load(pair: Pair, settings: Settings, notes: Notes) -> Loaded:
+def load(pair: Pair, settings: Settings, status: StatusOutput) -> Loaded:
     """Load a pair; the seconds tick on stderr. Raises as `open_engine`."""
     if pair.why:
-        notes.say(pair.why)
+        status.say(pair.why)
     draft = pair.draft_model.name if isinstance(pair.draft_model, Path) else pair.draft_model or ""
     what = pair.model.name + (f" + {draft}" if draft else "")
     start = time.monotonic()
-    engine = _wait_for(lambda: _load(pair, settings), f"loading {what}", notes)
-    for notice in getattr(engine, "notices", ()):
-        if notice.startswith(LOUD):
-            notes.warn(notice.removeprefix(LOUD))
+    engine = _wait_for(lambda: _load(pair, settings), f"loading {what}", status)
+    for warning in getattr(engine, "notices", ()):
+        if warning.startswith(LOUD):
+            status.warn(warning.removeprefix(LOUD))
         else:
-            notes.say(notice)
+            status.say(warning)
     seconds = time.monotonic() - start
     return Loaded(engine, pair.model.name, draft, pair.model_ref, pair.draft_ref, seconds, pair)
 
 
-def switch(loaded: Loaded, ref: str, draft_ref: str, settings: Settings, notes: Notes) -> Loaded:
+def switch(loaded: Loaded, ref: str, draft_ref: str, settings: Settings, status: StatusOutput) -> Loaded:
     """Load other models instead of `loaded`, which comes back when they cannot be loaded.
 
     Raises:
@@ -110,13 +110,13 @@ def switch(loaded: Loaded, ref: str, draft_ref: str, settings: Settings, notes: 
     wanted.put("model", ref, "by /model")
     wanted.put("draft_model", draft_ref or None, "by /model")
     wanted.put("preset", None, "by /model")
-    pair = pick(wanted, notes)
+    pair = pick(wanted, status)
     loaded.engine.close()  # two pairs at once may not fit
     try:
-        found = load(pair, wanted, notes)
+        found = load(pair, wanted, status)
     except SpecggufError:
         if loaded.pair is not None:
-            loaded.engine = load(loaded.pair, settings, notes).engine
+            loaded.engine = load(loaded.pair, settings, status).engine
         raise
     settings.become(wanted)
     return found
@@ -138,14 +138,14 @@ def largest_n_ctx(settings: Settings, pair: Pair) -> int:
         SpecggufError: it fits with none.
     """
     from specgguf.fit import search
-    from specgguf.fit.footprint import Load
+    from specgguf.fit.footprint import LoadParams
     from specgguf.fit.hardware import this_machine
     from specgguf.models import remote_header
 
-    def plan(path: Path, prefix: str) -> Load:
+    def plan(path: Path, prefix: str) -> LoadParams:
         names = ("n_gpu_layers", "flash_attn", "type_k", "type_v")
         given = {n: settings[prefix + n] for n in names if settings[prefix + n] is not None}
-        return Load(remote_header.peek(str(path)).dims, **given)
+        return LoadParams(remote_header.read(str(path)).hparams, **given)
 
     draft = plan(pair.draft_model, "draft_") if isinstance(pair.draft_model, Path) else None
     n_ctx = search.largest_n_ctx(search.Plan(this_machine(), plan(pair.model, ""), draft))
@@ -162,7 +162,7 @@ def _load(pair: Pair, settings: Settings) -> Engine:
     return engine
 
 
-def _wait_for(load: Any, what: str, notes: Notes) -> Engine:
+def _wait_for(load: Any, what: str, status: StatusOutput) -> Engine:
     """Load in a thread, so that the seconds tick and Ctrl-C ends the program at once."""
     result: dict[str, Any] = {}
 
@@ -178,13 +178,13 @@ def _wait_for(load: Any, what: str, notes: Notes) -> Engine:
     try:
         with console.quiet_keyboard():
             while thread.is_alive():
-                notes.wait(f"{what} …", f" {time.monotonic() - start:.1f} s")
+                status.wait(f"{what} …", f" {time.monotonic() - start:.1f} s")
                 thread.join(TICK_S)
     except KeyboardInterrupt:
-        notes.clear()
+        status.clear()
         sys.stdout.flush()
         os._exit(exits.INTERRUPTED)  # the native loader cannot be stopped, nothing is there to be saved
-    notes.clear()
+    status.clear()
     if "error" in result:
         raise result["error"]
     engine: Engine = result["engine"]

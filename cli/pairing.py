@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from specgguf.cli.settings import Settings
 from specgguf.cli.terminal.progress import Progress, human_bytes
-from specgguf.cli.terminal.status import Notes
+from specgguf.cli.terminal.status import StatusOutput
 
 from specgguf.errors import ConfigError, SpecggufError
 
@@ -44,17 +44,17 @@ class Pair:
     keywords: Mapping[str, Any] = field(default_factory=dict)
 
 
-def pick(settings: Settings, notes: Notes, *, yes: bool = False) -> Pair:
+def pick(settings: Settings, status: StatusOutput, *, yes: bool = False) -> Pair:
     """Resolve the pair, downloading what is missing; a preset's values enter `settings` under all others.
 
     Raises:
         SpecggufError: a reference leads nowhere, or a download was refused or failed.
     """
     if settings["model"]:
-        return _by_model(settings, notes, yes)
+        return _by_model(settings, status, yes)
     name = settings["preset"] or "auto"
     preset, why = choose_preset(name, offline=settings["offline"])
-    return _by_preset(preset, why, settings, notes, yes)
+    return _by_preset(preset, why, settings, status, yes)
 
 
 def choose_preset(name: str, *, offline: bool = False) -> tuple[Preset, str]:
@@ -65,34 +65,34 @@ def choose_preset(name: str, *, offline: bool = False) -> tuple[Preset, str]:
     return search.named(name, offline=offline or hf_client.is_offline())
 
 
-def _by_preset(preset: Preset, why: str, settings: Settings, notes: Notes, yes: bool) -> Pair:
+def _by_preset(preset: Preset, why: str, settings: Settings, status: StatusOutput, yes: bool) -> Pair:
     settings.under(preset_values(preset), f"preset {preset.name}")
     draft: Any = settings["draft_model"]
     wanted = [preset.target]
     if draft is None and preset.draft is not None:
         wanted.append(preset.draft)
-    _consent(wanted, preset.name, settings, notes, yes)
-    model = _resolve(preset.target, settings, notes)
+    _consent(wanted, preset.name, settings, status, yes)
+    model = _resolve(preset.target, settings, status)
     if draft is not None:
-        found = _draft(draft, settings, notes)
+        found = _draft(draft, settings, status)
         return Pair(model, found, preset.name, str(draft), why, preset_keywords(preset))
-    found = _resolve(preset.draft, settings, notes) if preset.draft is not None else None
+    found = _resolve(preset.draft, settings, status) if preset.draft is not None else None
     ref = preset.name if found else ""
     return Pair(model, found, preset.name, ref, why, preset_keywords(preset))
 
 
-def _by_model(settings: Settings, notes: Notes, yes: bool) -> Pair:
+def _by_model(settings: Settings, status: StatusOutput, yes: bool) -> Pair:
     ref = settings["model"]
     preset = _preset_named(ref)
     if preset is not None:
         settings.put("model", None, "default")
-        return _by_preset(preset, "", settings, notes, yes)
+        return _by_preset(preset, "", settings, status, yes)
     if settings["preset"]:
         chosen, _ = choose_preset(settings["preset"], offline=settings["offline"])
         settings.under(preset_values(chosen), f"preset {chosen.name}")
-    model = _resolve(ref, settings, notes)
+    model = _resolve(ref, settings, status)
     if settings["draft_model"] is not None:
-        return Pair(model, _draft(settings["draft_model"], settings, notes), ref, settings["draft_model"])
+        return Pair(model, _draft(settings["draft_model"], settings, status), ref, settings["draft_model"])
     if settings["draft"] == "off":
         return Pair(model, None, ref, "")
     found, draft_ref = _matching_draft(model)
@@ -102,17 +102,17 @@ def _by_model(settings: Settings, notes: Notes, yes: bool) -> Pair:
     return Pair(model, found, ref, draft_ref, f"drafting with {found.name}, which matches (-d none: without)")
 
 
-def _draft(ref: str, settings: Settings, notes: Notes) -> Path | str | None:
+def _draft(ref: str, settings: Settings, status: StatusOutput) -> Path | str | None:
     if ref in NO_DRAFT:
         return None
     if ref == "lookup":
         return ref
     preset = _preset_named(ref)
     if preset is None:
-        return _resolve(ref, settings, notes)
+        return _resolve(ref, settings, status)
     if preset.draft is None:
         raise ConfigError(f"preset {preset.name} has no draft model")
-    return _resolve(preset.draft, settings, notes)
+    return _resolve(preset.draft, settings, status)
 
 
 def _preset_named(ref: str) -> Preset | None:
@@ -130,14 +130,14 @@ def _matching_draft(model: Path) -> tuple[Path | None, str]:
     return (found.path, found.name) if found else (None, "")
 
 
-def _resolve(ref: ModelFile | str, settings: Settings, notes: Notes) -> Path:
+def _resolve(ref: ModelFile | str, settings: Settings, status: StatusOutput) -> Path:
     from specgguf.models import hub
 
-    with Progress(notes) as progress:
+    with Progress(status) as progress:
         return hub.resolve(ref, offline=settings["offline"] or None, progress=progress)
 
 
-def _consent(wanted: list[ModelFile | str], preset: str, settings: Settings, notes: Notes, yes: bool) -> None:
+def _consent(wanted: list[ModelFile | str], preset: str, settings: Settings, status: StatusOutput, yes: bool) -> None:
     """Say what a preset would download, and ask."""
     from specgguf.models import hub
 
@@ -145,16 +145,16 @@ def _consent(wanted: list[ModelFile | str], preset: str, settings: Settings, not
     if not missing or settings["offline"]:
         return
     size = human_bytes(sum(m.bytes for m in missing))
-    notes.tell(f"preset {preset} needs {', '.join(m.name for m in missing)}: {size} to download")
+    status.tell(f"preset {preset} needs {', '.join(m.name for m in missing)}: {size} to download")
     for m in missing:
         if not m.is_open:
-            notes.tell(f"{m.name}: licence {m.licence or 'unknown'}, which is not an open-source one")
+            status.tell(f"{m.name}: licence {m.licence or 'unknown'}, which is not an open-source one")
     if yes:
         return
     again = f"specgguf chat -p {preset} --yes"
     if not sys.stdin.isatty():
         raise SpecggufError(f"{size} would have to be downloaded, and nobody is here to ask", hint=again)
-    notes.raw("Download? [Y/n] ")
+    status.raw("Download? [Y/n] ")
     if sys.stdin.readline().strip().lower() not in ("", "y", "yes"):
         raise SpecggufError("nothing was downloaded", hint="-m FILE uses a model that you have")
 

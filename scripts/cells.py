@@ -29,7 +29,7 @@ RESULTS = ROOT / "docs" / "results"
 REPEATS = {0.0: 4, 0.8: 6}  # by temperature; above 0 each repeat has another seed
 QUICK_TOKENS, QUICK_REPEATS = 12, 2
 
-Way = Callable[[Trial, SamplingParams], Sample]
+Rollback = Callable[[Trial, SamplingParams], Sample]
 
 
 def say(*words: object) -> None:
@@ -179,19 +179,19 @@ def held(plan: Plan, cell: Cell, head: Mapping[str, Any], ways: Iterable[str]) -
     return [s for s in samples if s.repeat in whole], missing
 
 
-def warm(ways: Mapping[str, Way], plan: Plan, cell: Cell) -> dict[str, float]:
+def warm(ways: Mapping[str, Rollback], plan: Plan, cell: Cell) -> dict[str, float]:
     """Run every way briefly, which reads the weights and builds the graphs; seconds that a sample will take."""
     prompt = next(p for p in plan.prompts if p.kind == cell.kind)
     params = replace(plan.params(cell), max_tokens=min(WARM_UP_TOKENS, plan.tokens))
     seconds = {}
-    for name, way in ways.items():
-        sample = way(Trial(cell.kind, 0, prompt.prompt, 0, "off", 1), params)
+    for name, rollback in ways.items():
+        sample = rollback(Trial(cell.kind, 0, prompt.prompt, 0, "off", 1), params)
         seconds[name] = sample.prompt_s + plan.tokens * sample.predicted_s / max(sample.n_timed, 1)
     return seconds
 
 
 def measure(
-    plan: Plan, cell: Cell, ways: Mapping[str, Way], head: Mapping[str, Any], tell: Callable[[], str]
+    plan: Plan, cell: Cell, ways: Mapping[str, Rollback], head: Mapping[str, Any], tell: Callable[[], str]
 ) -> Iterator[Sample]:
     """Measure what a cell lacks; its file is written after every repeat. `tell` ends each line."""
     samples, missing = held(plan, cell, head, ways)
@@ -214,7 +214,9 @@ def _cell_head(cell: Cell) -> dict[str, Any]:
     return {"regime": cell.regime, "kind": cell.kind, "temperature": cell.temperature}
 
 
-def run(plan: Plan, cells: Sequence[Cell], ways: Mapping[str, Way], files: Mapping[str, Path], **more: Any) -> None:
+def run(
+    plan: Plan, cells: Sequence[Cell], ways: Mapping[str, Rollback], files: Mapping[str, Path], **more: Any
+) -> None:
     """Measure a regime's cells: a line with an estimate, then a line per repeat. `more` is kept in the results."""
     if not cells:
         return

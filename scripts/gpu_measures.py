@@ -73,11 +73,12 @@ class PairPlan:
             "draft_max": DRAFT_MAX,
         }
 
-    def loads(self, paths: Sequence[Path]) -> list[footprint.Load]:
+    def loads(self, paths: Sequence[Path]) -> list[footprint.LoadParams]:
         """For `footprint`."""
         kv = (self.type_kv, self.draft_type_kv)
         return [
-            footprint.Load(hparams.of_file(p), self.n_ctx, type_k=k, type_v=k) for p, k in zip(paths, kv, strict=True)
+            footprint.LoadParams(hparams.of_file(p), self.n_ctx, type_k=k, type_v=k)
+            for p, k in zip(paths, kv, strict=True)
         ]
 
 
@@ -131,7 +132,7 @@ def pair_alone(plan: PairPlan, paths: Sequence[Path]) -> Json:
                 opened.append(weights := Weights(path, keys))
             steps.append((f"{role} weights", free_bytes(), buffers(lines)))
             with logged() as lines:
-                model = Model(weights, n_ctx=plan.n_ctx, n_rows_max=DRAFT_MAX_LIMIT + 1, flash_attn=True,
+                model = Model(weights, n_ctx=plan.n_ctx, n_outputs_max=DRAFT_MAX_LIMIT + 1, flash_attn=True,
                               type_k=KV_TYPES[kv], type_v=KV_TYPES[kv])  # fmt: skip
             opened.append(model)
             models.append(model)
@@ -152,7 +153,7 @@ def pair_alone(plan: PairPlan, paths: Sequence[Path]) -> Json:
     return found
 
 
-def _asked(load: footprint.Load, path: Path, kind: str) -> Json:
+def _asked(load: footprint.LoadParams, path: Path, kind: str) -> Json:
     try:
         return asdict(footprint.measured(load, path, kind))
     except Exception as error:
@@ -174,7 +175,7 @@ def _pass(model: Model, width: int, *, keep: bool = False) -> float:
     model.extend(tokens, width)
     seconds = time.perf_counter() - started
     if not keep:
-        model.rewind(at)
+        model.roll_back(at)
     return seconds
 
 
@@ -184,12 +185,12 @@ def _times(plan: PairPlan, target: Model, draft: Model) -> Json:
     verify = {width: _passes(target, width, n) for width in range(1, DRAFT_MAX_LIMIT + 2)}
     at = len(draft.tokens)
     steps = [_pass(draft, 1, keep=True) for _ in range(WARM + 2 * n)][WARM:]
-    draft.rewind(at)
+    draft.roll_back(at)
     rounds = []
     for _ in range(WARM + n):
         drafted = [_pass(draft, 1, keep=True) for _ in range(4)]
         rounds.append([*drafted, _pass(target, 5)])
-        draft.rewind(at)
+        draft.roll_back(at)
     mixed: dict[int, list[float]] = {width: [] for width in (1, 2, 3, 5, 8)}
     for _ in range(n):
         for width in mixed:
@@ -227,11 +228,11 @@ def width_noise(model: Model, n: int = 16) -> Json:
 
     def rows(width: int) -> Any:
         parts = [model.extend(tokens[i : i + width], min(width, n - i)).copy() for i in range(0, n, width)]
-        model.rewind(at)
+        model.roll_back(at)
         return np.concatenate(parts)
 
     one = rows(1)
-    law = Transform(SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0), n_vocab=model.n_vocab)
+    distribution = Transform(SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0), n_vocab=model.n_vocab)
     found: Json = {"finite": bool(np.isfinite(one).all()), "std": float(one.std()), "widths": {}}
     for width in (2, 5, n):
         other = rows(width)
@@ -242,6 +243,9 @@ def width_noise(model: Model, n: int = 16) -> Json:
             "max_change": np.abs(one - other).max(axis=1).tolist(),
             "gap_change": np.abs((top[:, 1] - top[:, 0]) - (gaps[:, 1] - gaps[:, 0])).tolist(),
             "n_flips": int((one.argmax(axis=1) != other.argmax(axis=1)).sum()),
-            "overlap": [law.law(a, ()).overlap(law.law(b, ())) for a, b in zip(one, other, strict=True)],
+            "overlap": [
+                distribution.distribution(a, ()).overlap(distribution.distribution(b, ()))
+                for a, b in zip(one, other, strict=True)
+            ],
         }
     return found

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cells import Plan, Way, cache_folder, say
+from cells import Plan, Rollback, cache_folder, say
 
 from specgguf import SamplingParams, SpeculativeLlama
 from specgguf.bench import runs
@@ -81,17 +81,17 @@ def copy(source: Path, file_type: str) -> Path:
     return path
 
 
-def our_ways(llm: SpeculativeLlama, fixed: tuple[int, ...]) -> dict[str, Way]:
+def our_ways(llm: SpeculativeLlama, fixed: tuple[int, ...]) -> dict[str, Rollback]:
     """Our engine: plain, auto, fixed lengths; auto beside plain, since a machine's speed drifts within seconds."""
 
-    def way(draft: int | str) -> Way:
+    def rollback(draft: int | str) -> Rollback:
         def run(trial: Trial, params: SamplingParams) -> Sample:
             return runs.measure(llm, replace(trial, draft=draft), params, draft_max=llm.draft_max)
 
         return run
 
     drafts: tuple[int | str, ...] = ("off", "auto", *reversed(fixed))
-    return {f"specgguf {draft}": way(draft) for draft in drafts}
+    return {f"specgguf {draft}": rollback(draft) for draft in drafts}
 
 
 class PlainLlama:
@@ -106,7 +106,7 @@ class PlainLlama:
         vocab = llama_cpp.llama_model_get_vocab(self.llama.model)
         self._is_end: Callable[[int], bool] = lambda token: llama_cpp.llama_vocab_is_eog(vocab, token)
 
-    def way(self, llm: SpeculativeLlama) -> Way:
+    def rollback(self, llm: SpeculativeLlama) -> Rollback:
         """With the prompt's ids from `llm`: the same as everybody gets."""
 
         def run(trial: Trial, params: SamplingParams) -> Sample:

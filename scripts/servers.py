@@ -20,7 +20,7 @@ import venv
 from pathlib import Path
 from typing import Any
 
-from cells import Plan, Way, cache_folder, say
+from cells import Plan, Rollback, cache_folder, say
 
 from specgguf import SamplingParams, SpeculativeLlama
 from specgguf.bench import runs
@@ -128,7 +128,7 @@ class Server:
         finally:
             self._signal(signal.SIGSTOP)
 
-    def way(self, llm: SpeculativeLlama) -> Way:
+    def rollback(self, llm: SpeculativeLlama) -> Rollback:
         """With the prompt's ids from `llm`, the same sampling, and the times that the server itself measured."""
 
         def run(trial: Trial, params: SamplingParams) -> Sample:

@@ -77,7 +77,7 @@ def regime_rows(cells: Cells) -> list[RegimeRow]:
     rows = []
     for cell in _in_order(cells):
         samples = cells[cell][1]
-        llama, ours, auto = (pick(samples, *way) for way in _BASIC)
+        llama, ours, auto = (pick(samples, *rollback) for rollback in _BASIC)
         if not (llama and ours and auto):
             continue
         plain = max(llama, ours, key=speed)
@@ -230,8 +230,8 @@ def peer_table(cells: Cells) -> list[str]:
     text = lines([peer_cells(row) for row in rows], PEER_HEADER, right=(2, 3, 4, 6, 7, 8))
     for t, (gain, whole) in geometric_means(rows).items():
         wanted = PEER_WANTED.get(t, 1.0)
-        verdict = "ok" if gain >= wanted else "MISSED"
+        recommendation = "ok" if gain >= wanted else "MISSED"
         text.append(
-            f"T = {t:g}: geometric mean {gain:.2f} (wanted ≥ {wanted:g}: {verdict}), with the prompt {whole:.2f}"
+            f"T = {t:g}: geometric mean {gain:.2f} (wanted ≥ {wanted:g}: {recommendation}), with the prompt {whole:.2f}"
         )
     return text

@@ -27,7 +27,7 @@ from .native import backend, vocab
 from .text import completion
 from .text import tokenize as prompts
 from .text.arguments import completion_params, draft_config, token_ids, tool_request
-from .text.completion import Final, Head
+from .text.completion import Final, ResponseMetadata
 from .text.detokenize import Piece, TextCutter
 from .text.grammar import GrammarCursor, GrammarState
 from .text.logprobs import LogprobWriter
@@ -93,7 +93,7 @@ class SpeculativeLlama:
         self._seeds = None if seed is None else random.Random(seed)
         self.model_path = model_path
         self.draft_model_path = draft_model_path
-        self.notices = self._pair.notices
+        self.warnings = self._pair.warnings
         self._chat_format = chat_format
         self._template_made: ChatTemplate | None = None
 
@@ -161,13 +161,13 @@ class SpeculativeLlama:
         return self._pair.weights.metadata
 
     @property
-    def rewinding(self) -> dict[str, str]:
+    def rollback(self) -> dict[str, str]:
         """How each context drops rejected tokens: plain, native, checkpoint or none; see `rewind`."""
         draft = self._engine.draft_model
-        return {"target": self._engine.target.way.name} | ({"draft": draft.way.name} if draft else {})
+        return {"target": self._engine.target.rollback.name} | ({"draft": draft.rollback.name} if draft else {})
 
     @property
-    def native_s(self) -> float:
+    def decode_s(self) -> float:
         """Seconds inside llama.cpp's decoding so far, both models together: the rest of a run is Python's."""
         models = (self._engine.target, self._engine.draft_model)
         return sum(model.decode_s for model in models if model is not None)
@@ -354,12 +354,12 @@ class SpeculativeLlama:
         tokens = prompts.prompt_ids(self._pair.weights, prompt, suffix, self.n_ctx())
         text = prompt if isinstance(prompt, str) else self.detokenize(prompt).decode("utf-8", "ignore")
         items = self._items(tokens, params, config, timeout)
-        head = Head(f"cmpl-{uuid.uuid4()}", int(time.time()), model or self.model_path)
+        head = ResponseMetadata(f"cmpl-{uuid.uuid4()}", int(time.time()), model or self.model_path)
         writer = LogprobWriter(self._piece, len(text)) if logprobs is not None else None
         echoed, ending = (text if echo else ""), suffix or ""
         if stream:
             return completion.completion_chunks(head, items, echo=echoed, ending=ending, logprobs=writer)
-        with self._engine.hold(timeout):
+        with self._engine.lock(timeout):
             return completion.completion(head, items, echo=echoed, ending=ending, logprobs=writer)
 
     @overload
@@ -438,12 +438,12 @@ class SpeculativeLlama:
         prompt = self._template.render(messages, tools=request.tools, enable_thinking=enable_thinking)
         tokens = self._rendered(prompt)
         items = self._items(tokens, params, config, timeout)
-        head = Head(f"cmpl-{uuid.uuid4()}", int(time.time()), model or self.model_path)
+        head = ResponseMetadata(f"cmpl-{uuid.uuid4()}", int(time.time()), model or self.model_path)
         writer = LogprobWriter(self._piece) if logprobs else None
         how: Json = {"logprobs": writer, "parse_tools": bool(request.tools), "forced_tool": request.forced}
         if stream:
             return completion.chat_chunks(head, items, **how)
-        with self._engine.hold(timeout):
+        with self._engine.lock(timeout):
             return completion.chat(head, items, **how)
 
     def create_chat_completion_openai_v1(self, *args: Any, **keywords: Any) -> Any:

@@ -19,7 +19,7 @@ from .control.controller import Adaptive, Fixed
 from .control.cost_cache import costs_for
 from .control.trace import Trace
 from .decode.drafters import Drafter, ModelDrafter
-from .decode.ngrams import LookupDrafter
+from .decode.ngrams import NgramDrafter
 from .decode.records import Round
 from .decode.sampling import GrammarCursor, Rng, Transform
 from .decode.stats import Stats
@@ -29,11 +29,11 @@ from .errors import Busy, Cancelled, ConfigError, Unsupported
 from .native.context import Model
 
 
-class _Wishes:
+class _StopFlags:
     """What was asked of one generation from outside, before or while it runs."""
 
     def __init__(self) -> None:
-        self.cancelled = self.finishing = False
+        self.cancelled = self.stopping = False
 
 
 class Engine:
@@ -60,30 +60,30 @@ class Engine:
         self.last = Stats()
         self.off_reason = ""
         self.drafter: Drafter | None = None
-        if target.way.name == "none":
+        if target.rollback.name == "none":
             self.off_reason = "drafting is off: this target's memory cannot drop rejected tokens"
-        elif self.draft_model is not None and self.draft_model.way.name == "none":
+        elif self.draft_model is not None and self.draft_model.rollback.name == "none":
             self.off_reason = "drafting is off: this draft's memory cannot drop rejected tokens"
         elif self.draft_model is not None:
             self.drafter = ModelDrafter(self.draft_model, eog=target.eog)
         elif draft != "lookup":
             self.off_reason = "no draft model"
-        lookup = LookupDrafter(target.n_vocab, target.eog)
-        self.lookup = None if self.off_reason else lookup
+        ngrams = NgramDrafter(target.n_vocab, target.eog)
+        self.ngrams = None if self.off_reason else ngrams
         n_vocab = min(target.n_vocab, self.draft_model.n_vocab) if self.draft_model else target.n_vocab
         self._draft_vocab = n_vocab
         self._trace = trace
         self._adaptive: Adaptive | None = None
         self._lock = threading.RLock()
         self._owner: Iterator[Round] | None = None
-        self._running = self._latest = _Wishes()  # of the generation that owns the caches; that was asked for last
+        self._running = self._latest = _StopFlags()  # of the generation that owns the caches; that was asked for last
         self._closed = False
         self._pid = os.getpid()
         if config.draft == "auto":
             self._controller(config)
 
     @contextlib.contextmanager
-    def hold(self, timeout: float | None = None) -> Iterator[None]:
+    def lock(self, timeout: float | None = None) -> Iterator[None]:
         """Keep other threads out for a whole generation.
 
         Raises:
@@ -130,9 +130,9 @@ class Engine:
             adaptive = isinstance(controller, Adaptive)
             return generate(
                 target,
-                self.drafter if adaptive or self.drafter is not None else self.lookup,
+                self.drafter if adaptive or self.drafter is not None else self.ngrams,
                 prompt,
-                lookup=self.lookup if adaptive else None,
+                ngrams=self.ngrams if adaptive else None,
                 transform=transform,
                 draft_transform=draft_transform,
                 rng=Rng(params.seed),
@@ -143,8 +143,8 @@ class Engine:
                 n_logprobs=params.logprobs,
             )
 
-        wishes = self._latest = _Wishes()
-        return self._owned(start, prompt, config, timeout, wishes)
+        flags = self._latest = _StopFlags()
+        return self._owned(start, prompt, config, timeout, flags)
 
     def _controller(self, config: DraftConfig) -> Fixed | Adaptive:
         if self.off_reason:
@@ -171,15 +171,15 @@ class Engine:
         prompt: Sequence[int],
         config: DraftConfig,
         timeout: float | None,
-        wishes: _Wishes,
+        flags: _StopFlags,
     ) -> Iterator[Round]:
         """What `start` makes, under the lock and the ownership rule, with statistics."""
-        with self.hold(timeout):
-            self._dismiss()
-            self._running = wishes
+        with self.lock(timeout):
+            self._stop_running()
+            self._running = flags
             for model in self._models():
                 model.resume()
-            if wishes.cancelled:  # in this order: a cancel that comes now finds it running
+            if flags.cancelled:  # in this order: a cancel that comes now finds it running
                 raise Cancelled("stopped")
             controller = self._controller(config)
             rounds = self._owner = start(controller)
@@ -189,15 +189,15 @@ class Engine:
                 stats.begin(len(prompt), n_cached)
         try:
             while True:
-                with self.hold():
+                with self.lock():
                     if self._owner is not rounds:
                         raise Busy("a newer generation took this engine over")
-                    if wishes.cancelled:
+                    if flags.cancelled:
                         raise Cancelled("stopped")
-                    round = None if wishes.finishing else next(rounds, None)
+                    round = None if flags.stopping else next(rounds, None)
                     if round is None:
                         return
-                    self._count(round, controller.rest_reason)
+                    self._count(round, controller.off_reason)
                 yield round
         finally:
             if not self._is_forked:  # there the lock may be of a thread that stayed behind, and so are the caches
@@ -206,10 +206,10 @@ class Engine:
                     if self._owner is rounds:
                         self._owner = None
 
-    def _count(self, round: Round, rest_reason: str) -> None:
+    def _count(self, round: Round, off_reason: str) -> None:
         for stats in (self.stats, self.last):
             stats.add(round)
-            stats.rest_reason = rest_reason
+            stats.off_reason = off_reason
 
     def cancel(self) -> None:
         """Stop the running generation: it raises Cancelled within a round, or within a chunk of its prefill. One
@@ -221,19 +221,19 @@ class Engine:
     def finish(self) -> None:
         """End the running generation after its round (its first one, while it reads the prompt). One that was asked
         for and has not begun ends without a round."""
-        self._running.finishing = self._latest.finishing = True
+        self._running.stopping = self._latest.stopping = True
 
     def _models(self) -> list[Model]:
         return [m for m in (self.draft_model, self.target) if m is not None]
 
     def save_state(self) -> dict[str, Any]:
         """Both caches, with what tells whether another pair may load them."""
-        with self.hold():
+        with self.lock():
             return {name: model.save() for name, model in self._named_models()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore `save_state`'s; a state of other models is refused and changes nothing."""
-        with self.hold():
+        with self.lock():
             models = self._named_models()
             if not isinstance(state, Mapping):
                 raise ConfigError(
@@ -254,8 +254,8 @@ class Engine:
 
     def clear(self) -> None:
         """Empty both caches."""
-        with self.hold():
-            self._dismiss()
+        with self.lock():
+            self._stop_running()
             for model in self._models():
                 model.clear()
 
@@ -268,7 +268,7 @@ class Engine:
             return
         self.cancel()
         with self._lock:
-            self._dismiss()
+            self._stop_running()
             for model in self._models():
                 model.close()
 
@@ -280,7 +280,7 @@ class Engine:
         if self._closed:
             raise ConfigError("these models were closed", hint="load them again")
 
-    def _dismiss(self) -> None:
+    def _stop_running(self) -> None:
         """End the generation that owns the caches."""
         if self._owner is not None:
             self._owner.close()  # type: ignore[attr-defined]

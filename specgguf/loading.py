@@ -43,7 +43,7 @@ class Pair:
     engine: Engine
     weights: Weights
     draft_weights: Weights | None = None
-    notices: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
     def close(self) -> None:
         """Free both, the draft first."""
@@ -75,14 +75,14 @@ def open_pair(
         ModelNotFound, BackendError: a file.
         VocabMismatch: the draft has another vocabulary.
     """
-    notices: list[str] = []
+    warnings: list[str] = []
     target_keys, draft_keys = _split(keywords)
     weights, target, draft_weights, draft = None, None, None, None
     try:
-        weights = Weights(model_path, _load_keys(target_keys, notices, "n_gpu_layers"))
+        weights = Weights(model_path, _load_keys(target_keys, warnings, "n_gpu_layers"))
         if draft_model_path not in (None, "lookup"):
             assert draft_model_path is not None
-            load_keys = _load_keys(draft_keys, notices, "draft_n_gpu_layers")
+            load_keys = _load_keys(draft_keys, warnings, "draft_n_gpu_layers")
             if os.path.realpath(draft_model_path) == os.path.realpath(model_path) and load_keys == weights.keywords:
                 draft_weights = weights
             else:
@@ -99,8 +99,8 @@ def open_pair(
                 part.close()
         raise
     if engine.off_reason and draft_model_path is not None:
-        notices.append(engine.off_reason)
-    return Pair(engine, weights, draft_weights, notices)
+        warnings.append(engine.off_reason)
+    return Pair(engine, weights, draft_weights, warnings)
 
 
 def _split(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -136,7 +136,7 @@ def _split(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
     return target, draft
 
 
-def _load_keys(keys: Mapping[str, Any], notices: list[str], name: str) -> dict[str, Any]:
+def _load_keys(keys: Mapping[str, Any], warnings: list[str], name: str) -> dict[str, Any]:
     """The keywords that `Llama` gets: layers and threads decided, context lengths left out."""
     keys = {k: v for k, v in keys.items() if k not in CONTEXT_KEYS}
     layers = keys.get("n_gpu_layers")
@@ -144,7 +144,7 @@ def _load_keys(keys: Mapping[str, Any], notices: list[str], name: str) -> dict[s
     if layers is None:
         keys["n_gpu_layers"] = -1 if offload else 0
     elif layers != 0 and not offload:
-        notices.append(
+        warnings.append(
             f"WARNING: {name}={layers} was asked for, but this llama-cpp-python was built for the CPU only. "
             f"Reinstall it for your GPU: {INSTALL_LINES}"
         )
@@ -158,7 +158,7 @@ def _model(weights: Weights, keys: Mapping[str, Any], pad_to: int, n_rs_seq: int
     try:
         return Model(
             weights,
-            n_rows_max=DRAFT_MAX_LIMIT + 1,
+            n_outputs_max=DRAFT_MAX_LIMIT + 1,
             pad_to=pad_to,
             n_rs_seq=n_rs_seq,
             **{key: keys[key] for key in CONTEXT_KEYS if key in keys and keys[key] is not None},

@@ -68,9 +68,9 @@ def make(request: pytest.FixtureRequest) -> Iterator[Make]:
         made.append(llm)
         ways = {
             "native": {"target": "native", "draft": "checkpoint"},
-            "checkpoint": dict.fromkeys(llm.rewinding, memory),
+            "checkpoint": dict.fromkeys(llm.rollback, memory),
         }
-        assert llm.rewinding == ways.get(memory, dict.fromkeys(llm.rewinding, "plain"))
+        assert llm.rollback == ways.get(memory, dict.fromkeys(llm.rollback, "plain"))
         return llm
 
     yield make
@@ -124,7 +124,7 @@ def test_a_warm_turn_reads_only_what_is_new_on_both_models(make: Make, memory: s
     rounds.close()  # type: ignore[attr-defined]
     most = len(new) + 12
     assert len(new) <= first.n_prefilled <= most < len(prompt)
-    assert 0 < first.n_synced <= most
+    assert 0 < first.n_draft_prefilled <= most
 
 
 # --- where a text ends --------------------------------------------------------------------------------------------

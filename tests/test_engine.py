@@ -511,7 +511,7 @@ def test_a_fork_frees_nothing_and_waits_for_nobody(
         gc.collect()
         return f"{closing.is_alive()} {freed}"
 
-    with ThreadPoolExecutor(1) as other, llm._engine.hold():
+    with ThreadPoolExecutor(1) as other, llm._engine.lock():
         assert other.submit(in_a_fork, child).result() == "False []"
     monkeypatch.undo()
     assert text(llm)
@@ -527,6 +527,6 @@ def test_a_fork_drops_a_suspended_stream_without_the_lock(llm: SpeculativeLlama,
         dropping.join(WAIT_S)
         return str(dropping.is_alive())
 
-    with ThreadPoolExecutor(1) as other, llm._engine.hold():
+    with ThreadPoolExecutor(1) as other, llm._engine.lock():
         assert other.submit(in_a_fork, child).result() == "False"
     assert is_sound(llm, reference)

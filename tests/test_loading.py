@@ -13,7 +13,7 @@ from support import models
 from specgguf import BackendError, ConfigError, ModelNotFound, Unsupported, VocabMismatch, loading
 from specgguf.config import DraftConfig
 from specgguf.decode.drafters import ModelDrafter
-from specgguf.decode.ngrams import LookupDrafter
+from specgguf.decode.ngrams import NgramDrafter
 from specgguf.loading import open_pair, physical_cores
 from specgguf.native import backend
 from specgguf.native.context import Model
@@ -180,12 +180,12 @@ def test_layers_for_a_build_without_a_gpu_are_a_loud_warning(
 ) -> None:
     monkeypatch.setattr(backend, "supports_gpu_offload", lambda: False)
     pair = opener(n_gpu_layers=20, draft_n_gpu_layers=-1)
-    assert len(pair.notices) == 2
-    for notice, name in zip(pair.notices, ("n_gpu_layers=20", "draft_n_gpu_layers=-1"), strict=True):
-        assert notice.startswith(f"WARNING: {name} ")
-        assert "CPU only" in notice
-        assert 'CMAKE_ARGS="-DGGML_CUDA=on" pip install' in notice
-    assert opener().notices == opener(n_gpu_layers=0).notices == []
+    assert len(pair.warnings) == 2
+    for warning, name in zip(pair.warnings, ("n_gpu_layers=20", "draft_n_gpu_layers=-1"), strict=True):
+        assert warning.startswith(f"WARNING: {name} ")
+        assert "CPU only" in warning
+        assert 'CMAKE_ARGS="-DGGML_CUDA=on" pip install' in warning
+    assert opener().warnings == opener(n_gpu_layers=0).warnings == []
     assert layers[2:] == [0, 0, 0, 0]
 
 
@@ -193,7 +193,7 @@ def test_a_build_with_a_gpu_offloads_everything_unless_told_otherwise(
     opener: Opener, layers: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backend, "supports_gpu_offload", lambda: True)
-    assert opener().notices == opener(n_gpu_layers=7, draft_n_gpu_layers=0).notices == []
+    assert opener().warnings == opener(n_gpu_layers=7, draft_n_gpu_layers=0).warnings == []
     assert layers == [-1, -1, 7, 0]
 
 
@@ -201,14 +201,14 @@ def test_a_build_with_a_gpu_offloads_everything_unless_told_otherwise(
 
 
 def test_kinds_of_drafts(opener: Opener) -> None:
-    with_model, lookup, alone = opener(), opener("lookup"), opener(None)
+    with_model, ngrams, alone = opener(), opener("lookup"), opener(None)
     assert isinstance(with_model.engine.drafter, ModelDrafter)
-    assert with_model.engine.off_reason == lookup.engine.off_reason == ""
-    assert isinstance(lookup.engine.lookup, LookupDrafter)
-    assert lookup.draft_weights is None
-    assert alone.engine.drafter is alone.engine.lookup is None
+    assert with_model.engine.off_reason == ngrams.engine.off_reason == ""
+    assert isinstance(ngrams.engine.ngrams, NgramDrafter)
+    assert ngrams.draft_weights is None
+    assert alone.engine.drafter is alone.engine.ngrams is None
     assert alone.engine.off_reason == "no draft model"
-    assert alone.notices == [], "nobody asked for a draft"
+    assert alone.warnings == [], "nobody asked for a draft"
 
 
 def test_a_file_as_its_own_draft_is_loaded_once(opener: Opener, tmp_path: Path) -> None:
@@ -232,11 +232,11 @@ def test_strict_pads_single_tokens(opener: Opener, strict: bool) -> None:
 
 def test_native_rollback_is_asked_for_where_something_drafts(tiny_hybrid: Pair) -> None:
     opener = Opener(tiny_hybrid)
-    assert opener(config=DraftConfig(draft=7)).engine.target.way.name == "native"
+    assert opener(config=DraftConfig(draft=7)).engine.target.rollback.name == "native"
     draft = opener.open[0].engine.draft_model
     assert draft is not None
-    assert draft.way.name == "checkpoint", "a draft decodes single tokens"
-    assert opener(None).engine.target.way.name == "checkpoint"
+    assert draft.rollback.name == "checkpoint", "a draft decodes single tokens"
+    assert opener(None).engine.target.rollback.name == "checkpoint"
     for pair in opener.open:
         pair.close()
 

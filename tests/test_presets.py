@@ -71,8 +71,11 @@ def test_a_preset_fits_its_budget(name: str, n_outputs: int) -> None:
     kind, n = preset.match.device, preset.match.n_devices
     target, draft = search.loads_of(preset, offline=True)
     assert draft is not None
-    needs = [footprint.need(replace(load, n_outputs=n_outputs), kind, n) for load in (target, draft)]
-    used = sum(need.host if kind == "cpu" else need.device for need in needs) / MIB + footprint.OVERHEAD_MIB[kind] * n
+    needs = [footprint.estimate(replace(load, n_outputs=n_outputs), kind, n) for load in (target, draft)]
+    used = (
+        sum(estimate.host if kind == "cpu" else estimate.device for estimate in needs) / MIB
+        + footprint.OVERHEAD_MIB[kind] * n
+    )
     assert 0.4 * preset.budget_mib < used < preset.budget_mib
 
 
@@ -92,8 +95,11 @@ def test_the_arithmetic_agrees_with_published_measurements(name: str, mib: int) 
     preset = presets.load(name)
     kind = preset.match.device
     loads = [replace(load, n_outputs=512) for load in search.loads_of(preset, offline=True) if load]
-    needs = [footprint.need(load, kind) for load in loads]
-    used = sum(need.host if kind == "cpu" else need.device for need in needs) / MIB + footprint.OVERHEAD_MIB[kind]
+    needs = [footprint.estimate(load, kind) for load in loads]
+    used = (
+        sum(estimate.host if kind == "cpu" else estimate.device for estimate in needs) / MIB
+        + footprint.OVERHEAD_MIB[kind]
+    )
     assert used == pytest.approx(mib, rel=0.02)
 
 

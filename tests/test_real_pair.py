@@ -95,9 +95,9 @@ def test_a_row_off_is_seen(strict: SpeculativeLlama, plain: list[list[int]]) -> 
         def __getattr__(self, name: str) -> Any:
             return getattr(target, name)
 
-        def extend(self, tokens: Sequence[int], n_rows: int, n_padding: int = 0) -> np.ndarray:
-            rows = target.extend(tokens, n_rows, n_padding)
-            return rows[[0, *range(n_rows - 1)]] if n_rows else rows
+        def extend(self, tokens: Sequence[int], n_outputs: int, n_padding: int = 0) -> np.ndarray:
+            rows = target.extend(tokens, n_outputs, n_padding)
+            return rows[[0, *range(n_outputs - 1)]] if n_outputs else rows
 
     prompt = prompt_of(strict, QUESTIONS[0])
     transform = Transform(GREEDY, n_vocab=min(target.n_vocab, draft.n_vocab))

@@ -12,7 +12,7 @@ from support import tiny
 TOKENS = [1, 5, 3, 7, 4, 6, 3, 3, 5, 7, 4, 2]
 
 
-def laws(path: Path, tokens: list[int]) -> np.ndarray:
+def probs(path: Path, tokens: list[int]) -> np.ndarray:
     """softmax of every row, (n_tokens, n_vocab)."""
     with_logits = Llama(
         str(path),
@@ -35,8 +35,8 @@ def laws(path: Path, tokens: list[int]) -> np.ndarray:
 def test_target_and_draft_are_undecided_and_agree_in_part(
     arch: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    p = laws(tiny.WRITERS[arch](tmp_path / "p.gguf", tiny.letters(8)), TOKENS)
-    q = laws(tiny.WRITERS[arch](tmp_path / "q.gguf", tiny.letters(8), noise=0.35), TOKENS)
+    p = probs(tiny.WRITERS[arch](tmp_path / "p.gguf", tiny.letters(8)), TOKENS)
+    q = probs(tiny.WRITERS[arch](tmp_path / "q.gguf", tiny.letters(8), noise=0.35), TOKENS)
     capfd.readouterr()  # llama.cpp's remarks
     assert np.isfinite(p).all()
     assert p.max() < 0.99
@@ -44,12 +44,14 @@ def test_target_and_draft_are_undecided_and_agree_in_part(
 
 
 @pytest.mark.parametrize("arch", tiny.WRITERS)
-def test_the_law_depends_on_every_cached_token(arch: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_distribution_depends_on_every_cached_token(
+    arch: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     path = tiny.WRITERS[arch](tmp_path / "p.gguf", tiny.letters(8))
-    last = laws(path, TOKENS)[-1]
+    last = probs(path, TOKENS)[-1]
     for i in range(len(TOKENS) - 5, len(TOKENS) - 1):
         other = [*TOKENS[:i], TOKENS[i] ^ 1, *TOKENS[i + 1 :]]
-        assert np.abs(laws(path, other)[-1] - last).max() > 1e-3, i
+        assert np.abs(probs(path, other)[-1] - last).max() > 1e-3, i
     capfd.readouterr()
 
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from specgguf.cli.chat import sessions
 from specgguf.cli.options import BY_NAME, SETTINGS
-from specgguf.cli.terminal import stats_view, console
+from specgguf.cli.terminal import console, stats_view
 
 from specgguf.config import parse_draft
 from specgguf.errors import ConfigError
 
 if TYPE_CHECKING:
-    from specgguf.cli.chat.loop import Room
+    from specgguf.cli.chat.loop import ChatSession
 
 CONTEXT_BAR = 40
 MAX_FILE = 2**26  # bytes
@@ -26,90 +26,90 @@ class Leave(Exception):
     """The user wants to leave."""
 
 
-def leave(_room: Room, _words: str) -> None:
+def leave(_chat: ChatSession, _words: str) -> None:
     """/exit"""
     raise Leave
 
 
-def draft(room: Room, words: str) -> None:
+def draft(chat: ChatSession, words: str) -> None:
     """/draft: show or set how drafting is decided."""
-    engine = room.talk.loaded.engine
+    engine = chat.conversation.loaded.engine
     if words:
         engine.draft = parse_draft(words)
-        room.settings.put("draft", engine.draft, "by /draft")
-    if not room.talk.loaded.draft_model:
-        room.notes.tell("there is no draft model: every token is the target's own (/model REF DRAFT loads one)")
+        chat.settings.put("draft", engine.draft, "by /draft")
+    if not chat.conversation.loaded.draft_model:
+        chat.status.tell("there is no draft model: every token is the target's own (/model REF DRAFT loads one)")
         return
     how = {
         "auto": "drafting is automatic: as many tokens as pay, none where it would slow you down",
         "off": "drafting is off: every token is the target's own",
     }
     n = engine.draft
-    room.notes.tell(how[n] if isinstance(n, str) else f"drafting {stats_view.plural(n, 'token')} a round, always")
+    chat.status.tell(how[n] if isinstance(n, str) else f"drafting {stats_view.plural(n, 'token')} a round, always")
 
 
-def highlight(room: Room, words: str) -> None:
+def highlight(chat: ChatSession, words: str) -> None:
     """/highlight: toggle, and show the last answer again in the new light."""
-    on = not room.settings["highlight"]
+    on = not chat.settings["highlight"]
     if words:
         on = BY_NAME["highlight"].parse(words, where="/highlight")
-    room.settings.put("highlight", on, "by /highlight")
+    chat.settings.put("highlight", on, "by /highlight")
     if not on:
-        room.notes.tell("highlighting is off")
+        chat.status.tell("highlighting is off")
         return
-    room.notes.tell(f"highlighting is on: {room.display.legend()}")
-    if room.talk.last is not None and room.talk.last.spans:
-        room.display.again(room.talk.last)
+    chat.status.tell(f"highlighting is on: {chat.display.legend()}")
+    if chat.conversation.last is not None and chat.conversation.last.spans:
+        chat.display.again(chat.conversation.last)
 
 
-def stats(room: Room, words: str) -> None:
+def stats(chat: ChatSession, words: str) -> None:
     """/stats: the page; on or off switches the line after each answer."""
     if words:
         on = BY_NAME["stats"].parse(words, where="/stats")
-        room.settings.put("stats", on, "by /stats")
-        room.notes.tell(f"the line of statistics after each answer is {'on' if on else 'off'}")
+        chat.settings.put("stats", on, "by /stats")
+        chat.status.tell(f"the line of statistics after each answer is {'on' if on else 'off'}")
         return
-    engine = room.talk.loaded.engine
-    columns = console.width(room.notes.stream) if room.notes.ink.tty else None
-    for row in stats_view.page(engine.last, engine.stats, engine.n_ctx(), room.notes.ink, columns):
-        room.notes.tell(row)
+    engine = chat.conversation.loaded.engine
+    columns = console.width(chat.status.stream) if chat.status.style.tty else None
+    for row in stats_view.page(engine.last, engine.stats, engine.n_ctx(), chat.status.style, columns):
+        chat.status.tell(row)
 
 
-def undo(room: Room, _words: str) -> None:
+def undo(chat: ChatSession, _words: str) -> None:
     """/undo"""
-    question = room.keeper.take_back(room.talk.messages, room.talk.undo())
+    question = chat.autosave.take_back(chat.conversation.messages, chat.conversation.undo())
     if not question:
-        room.notes.tell("there is nothing to take back")
+        chat.status.tell("there is nothing to take back")
         return
-    room.talk.undone = question
-    room.notes.tell(f"took back: {room.short(question)} (/edit changes it, ↑ brings it back)")
+    chat.conversation.undone = question
+    chat.status.tell(f"took back: {chat.short(question)} (/edit changes it, ↑ brings it back)")
 
 
-def retry(room: Room, _words: str) -> str | None:
+def retry(chat: ChatSession, _words: str) -> str | None:
     """/retry"""
-    question = room.talk.unanswered or room.talk.undo()
+    question = chat.conversation.unanswered or chat.conversation.undo()
     if not question:
-        room.notes.tell("there is nothing to answer again")
+        chat.status.tell("there is nothing to answer again")
         return None
     return question
 
 
-def edit(room: Room, _words: str) -> str | None:
+def edit(chat: ChatSession, _words: str) -> str | None:
     """/edit: what comes out of the editor takes the place of a question that got no answer."""
     import click
 
-    start = room.talk.unanswered or room.talk.undone
+    start = chat.conversation.unanswered or chat.conversation.undone
     text = click.edit(start, extension=".md", require_save=not start)
     if text is None or not text.strip():
-        room.notes.tell("nothing to send")
+        chat.status.tell("nothing to send")
         return None
-    room.notes.raw(f"{text.rstrip()}\n")
-    if room.talk.lost:
-        room.keeper.take_back(room.talk.messages, room.talk.undo())
+    chat.status.raw(f"{text.rstrip()}\n")
+    if chat.conversation.lost:
+        chat.autosave.take_back(chat.conversation.messages, chat.conversation.undo())
     return text.strip()
 
 
-def file(room: Room, words: str) -> None:
+def file(chat: ChatSession, words: str) -> None:
     """/file PATH: hold a text for the next message."""
     if not words:
         raise ConfigError("/file needs the path of a text file")
@@ -124,49 +124,51 @@ def file(room: Room, words: str) -> None:
         raise ConfigError(f"{path} is not UTF-8 text") from error
     except OSError as error:
         raise ConfigError(f"{path}: {(error.strerror or str(error)).lower()}") from error
-    n = room.talk.count([{"role": "user", "content": text}])  # refuses what no context holds
-    room.attached.append(f"{path.name}:\n```\n{text.rstrip()}\n```")
-    room.notes.tell(f"{path.name}, about {n:,} tokens, goes with your next message")
+    n = chat.conversation.count([{"role": "user", "content": text}])  # refuses what no context holds
+    chat.attached.append(f"{path.name}:\n```\n{text.rstrip()}\n```")
+    chat.status.tell(f"{path.name}, about {n:,} tokens, goes with your next message")
 
 
-def clear(room: Room, _words: str) -> None:
+def clear(chat: ChatSession, _words: str) -> None:
     """/clear"""
-    name = room.keeper.name
-    room.talk.clear()
-    room.keeper.close()
+    name = chat.autosave.name
+    chat.conversation.clear()
+    chat.autosave.close()
     kept = f"; the old one is kept as '{name}'" if name else ""
-    room.notes.tell(f"a new conversation{kept}")
+    chat.status.tell(f"a new conversation{kept}")
 
 
-def save(room: Room, words: str) -> None:
+def save(chat: ChatSession, words: str) -> None:
     """/save [NAME]"""
-    if not room.talk.n_turns:
-        room.notes.tell("there is nothing to save yet")
+    if not chat.conversation.n_turns:
+        chat.status.tell("there is nothing to save yet")
         return
-    room.keeper.rename(words or room.keeper.name or sessions.fresh_name(room.talk.first_question), room.talk.messages)
-    room.notes.tell(f"saved as '{room.keeper.name}': specgguf chat --resume '{room.keeper.name}'")
+    chat.autosave.rename(
+        words or chat.autosave.name or sessions.fresh_name(chat.conversation.first_question), chat.conversation.messages
+    )
+    chat.status.tell(f"saved as '{chat.autosave.name}': specgguf chat --resume '{chat.autosave.name}'")
 
 
-def load(room: Room, words: str) -> None:
+def load(chat: ChatSession, words: str) -> None:
     """/load NAME"""
     if not words:
         known = sessions.names()[:10]
         raise ConfigError("/load needs a name", hint=", ".join(known) or "nothing is saved yet")
     session = sessions.load(words)
-    room.keeper.open(session)
-    room.take(session)
+    chat.autosave.open(session)
+    chat.take(session)
 
 
-def system(room: Room, words: str) -> None:
+def system(chat: ChatSession, words: str) -> None:
     """/system [TEXT|none]"""
     if words:
         text = "" if words in ("none", '""') else words
-        room.talk.set_system(text)
-        room.keeper.changed(room.talk.messages)
-    room.notes.tell(f"system prompt: {room.talk.system or 'none'}")
+        chat.conversation.set_system(text)
+        chat.autosave.changed(chat.conversation.messages)
+    chat.status.tell(f"system prompt: {chat.conversation.system or 'none'}")
 
 
-def set_(room: Room, words: str) -> None:
+def set_(chat: ChatSession, words: str) -> None:
     """/set [NAME [VALUE]]"""
     name, _, text = words.partition(" ")
     name = {"temp": "temperature"}.get(name.replace("-", "_"), name.replace("-", "_"))
@@ -176,86 +178,85 @@ def set_(room: Room, words: str) -> None:
         hint = f"did you mean {near[0]}?" if near else f"one of {', '.join(known)}"
         raise ConfigError(f"/set knows no '{name}'", hint=hint)
     if text:
-        before, origin = room.settings[name], room.settings.origin(name)
+        before, origin = chat.settings[name], chat.settings.origin(name)
         value = BY_NAME[name].default if text == "default" else BY_NAME[name].parse(text, where="/set")
-        room.settings.put(name, value, "default" if text == "default" else "by /set")
+        chat.settings.put(name, value, "default" if text == "default" else "by /set")
         try:
-            room.settings.sampling()
+            chat.settings.sampling()
         except ConfigError:
-            room.settings.put(name, before, origin)
+            chat.settings.put(name, before, origin)
             raise
     for shown in [name] if name else known:
-        value = room.settings[shown]
-        room.notes.tell(
-            f"{shown} = {'none' if value is None else value}  {room.notes.ink.dim(room.settings.origin(shown))}"
+        value = chat.settings[shown]
+        chat.status.tell(
+            f"{shown} = {'none' if value is None else value}  {chat.status.style.dim(chat.settings.origin(shown))}"
         )
 
 
-def think(room: Room, words: str) -> None:
+def think(chat: ChatSession, words: str) -> None:
     """/think: on and off ask the template; dim, show and hide are how reasoning is displayed."""
     if words in ("on", "off"):
-        room.settings.put("thinking", words, "by /think")
+        chat.settings.put("thinking", words, "by /think")
     elif words:
         try:
-            room.settings.put("think", BY_NAME["think"].parse(words, where="/think"), "by /think")
+            chat.settings.put("think", BY_NAME["think"].parse(words, where="/think"), "by /think")
         except ConfigError as error:
             raise ConfigError(f"/think takes on, off, dim, show or hide, not {words!r}") from error
-    asked = room.settings["thinking"] or "left to the model"
-    room.notes.tell(f"thinking: {asked}; displayed: {room.settings['think']}")
+    asked = chat.settings["thinking"] or "left to the model"
+    chat.status.tell(f"thinking: {asked}; displayed: {chat.settings['think']}")
 
 
-def model(room: Room, words: str) -> None:
+def model(chat: ChatSession, words: str) -> None:
     """/model [REF [DRAFT]]"""
     if words:
         ref, _, draft_ref = words.partition(" ")
-        room.switch(ref, draft_ref.strip())
-    loaded = room.talk.loaded
-    room.notes.tell(f"target  {loaded.model}  {room.notes.ink.dim(loaded.model_ref)}")
-    room.notes.tell(f"draft   {loaded.draft_model or 'none'}  {room.notes.ink.dim(loaded.draft_ref)}")
+        chat.switch(ref, draft_ref.strip())
+    loaded = chat.conversation.loaded
+    chat.status.tell(f"target  {loaded.model}  {chat.status.style.dim(loaded.model_ref)}")
+    chat.status.tell(f"draft   {loaded.draft_model or 'none'}  {chat.status.style.dim(loaded.draft_ref)}")
 
 
-def context(room: Room, _words: str) -> None:
+def context(chat: ChatSession, _words: str) -> None:
     """/context: what fills the context, counted by the model's own template."""
     from specgguf.text.template import counted
 
-    talk, notes = room.talk, room.notes
-    window = talk.window()
-    n_ctx = talk.loaded.engine.n_ctx()
-    n = counted(talk.count, window) if window else 0
+    conversation, status = chat.conversation, chat.status
+    window = conversation.window()
+    n_ctx = conversation.loaded.engine.n_ctx()
+    n = counted(conversation.count, window) if window else 0
     filled = round(CONTEXT_BAR * min(n / n_ctx, 1))
     more = f"more than the {n_ctx:,} tokens that fit"
     held = f"{n:,} of {n_ctx:,} tokens, {stats_view.percent(n / n_ctx)}" if n < math.inf else more
-    notes.tell(f"{'█' * filled}{'░' * (CONTEXT_BAR - filled)}  {held}")
-    if talk.system:
-        n_system = counted(talk.count, [window[0], {"role": "user", "content": ""}])
-        notes.tell(f"system prompt  {f'{n_system:,} tokens' if n_system < math.inf else 'more than fits'}")
+    status.tell(f"{'█' * filled}{'░' * (CONTEXT_BAR - filled)}  {held}")
+    if conversation.system:
+        n_system = counted(conversation.count, [window[0], {"role": "user", "content": ""}])
+        status.tell(f"system prompt  {f'{n_system:,} tokens' if n_system < math.inf else 'more than fits'}")
     n_sent = sum(1 for m in window if m["role"] == "user")
     sent = f"{stats_view.plural(n_sent, 'turn')} sent with the next message"
-    notes.tell(sent if n <= n_ctx else f"{sent}, as far as they fit")
-    if talk.n_turns > n_sent:
-        notes.tell(
-            f"{stats_view.plural(talk.n_turns - n_sent, 'older turn')} no longer sent (kept in the saved conversation)"
-        )
+    status.tell(sent if n <= n_ctx else f"{sent}, as far as they fit")
+    if conversation.n_turns > n_sent:
+        older = stats_view.plural(conversation.n_turns - n_sent, "older turn")
+        status.tell(f"{older} no longer sent (kept in the saved conversation)")
 
 
-def complete_session(_room: Room, _words: str) -> Iterable[str]:
+def complete_session(_chat: ChatSession, _words: str) -> Iterable[str]:
     """Names of saved conversations."""
     return sessions.names()
 
 
-def complete_set(_room: Room, _words: str) -> Iterable[str]:
+def complete_set(_chat: ChatSession, _words: str) -> Iterable[str]:
     """Names of the settings that `/set` may change."""
     return [f"{setting.name} " for setting in SETTINGS if setting.sampling]
 
 
-def complete_model(_room: Room, _words: str) -> Iterable[str]:
+def complete_model(_chat: ChatSession, _words: str) -> Iterable[str]:
     """Names of presets, and of the models that are here."""
     from specgguf.cli.options import model_names
 
     return model_names()
 
 
-def complete_path(_room: Room, words: str) -> Iterable[str]:
+def complete_path(_chat: ChatSession, words: str) -> Iterable[str]:
     """Paths that begin as typed."""
     typed = Path(words).expanduser()
     folder = typed if words.endswith("/") or not words else typed.parent

@@ -11,18 +11,18 @@ from typing import Any
 from specgguf.cli.chat import sessions
 from specgguf.cli.chat.sessions import Lock, Session
 from specgguf.cli.chat.turn import Answer, Message
-from specgguf.cli.terminal.status import Notes
+from specgguf.cli.terminal.status import StatusOutput
 
 from specgguf.errors import Busy, ConfigError
 
 
-class Keeper:
+class Autosave:
     """The open conversation's file. With `enabled` False it keeps nothing."""
 
-    def __init__(self, notes: Notes, *, enabled: bool = True, slot: str = "") -> None:
+    def __init__(self, status: StatusOutput, *, enabled: bool = True, slot: str = "") -> None:
         """`slot`: a fixed name for what is not a continued conversation; it is written over each time."""
         self.session: Session | None = None
-        self._notes = notes
+        self._status = status
         self._enabled = enabled
         self._slot = slot
         self._lock: Lock | None = None
@@ -35,9 +35,9 @@ class Keeper:
         return self.session.name if self.session else ""
 
     @property
-    def aside(self) -> Sequence[str]:
+    def unanswered(self) -> Sequence[str]:
         """The questions before the last one that are kept without an answer; none where nothing is kept."""
-        return self.session.aside if self.session is not None and self._enabled else ()
+        return self.session.unanswered if self.session is not None and self._enabled else ()
 
     def describe(self, *, model: str, draft_model: str, settings: dict[str, Any]) -> None:
         """What is written beside the messages from now on."""
@@ -59,11 +59,11 @@ class Keeper:
             except (Busy, OSError) as error:
                 self._enabled = False
                 if not self._slot:
-                    self._notes.warn(f"this conversation is not saved: {error}")
+                    self._status.warn(f"this conversation is not saved: {error}")
                 return
         assert self.session is not None
-        kept = dict.fromkeys([*self.session.aside, self._lost])  # each once
-        self.session.aside = [left for left in kept if left not in ("", question)]
+        kept = dict.fromkeys([*self.session.unanswered, self._lost])  # each once
+        self.session.unanswered = [left for left in kept if left not in ("", question)]
         self.session.pending, self._stopped = question, False
         self._write(messages)
 
@@ -89,10 +89,10 @@ class Keeper:
         """
         if self.session is None:
             return question
-        went = question or self._lost or (self.session.aside or [""])[-1]
+        went = question or self._lost or (self.session.unanswered or [""])[-1]
         if went:
             self.session.pending = "" if self._lost == went else self._lost
-            self.session.aside = [left for left in self.session.aside if left != went]
+            self.session.unanswered = [left for left in self.session.unanswered if left != went]
             self.changed(messages)
         return went
 
@@ -142,4 +142,4 @@ class Keeper:
             sessions.save(self.session)
         except OSError as error:
             self._enabled = False
-            self._notes.warn(f"this conversation is not saved: {error.strerror or error}")
+            self._status.warn(f"this conversation is not saved: {error.strerror or error}")

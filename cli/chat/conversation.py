@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass, field
 
-from specgguf.cli.chat.autosave import Keeper
+from specgguf.cli.chat.autosave import Autosave
 from specgguf.cli.chat.turn import Answer, Message, ask
 from specgguf.cli.interrupts import Interrupts
 from specgguf.cli.open_pair import Loaded, thinking
 from specgguf.cli.settings import Settings
 from specgguf.cli.terminal.render import Sink
-from specgguf.cli.terminal.status import Notes
+from specgguf.cli.terminal.status import StatusOutput
 
 from specgguf.errors import ContextFull
 
@@ -26,7 +26,7 @@ SLOW_PROMPT = 200
 
 
 @dataclass
-class Talk:
+class Conversation:
     """The state of one conversation.
 
     Attributes:
@@ -39,8 +39,8 @@ class Talk:
 
     loaded: Loaded
     settings: Settings
-    notes: Notes
-    keeper: Keeper
+    status: StatusOutput
+    autosave: Autosave
     messages: list[Message] = field(default_factory=list)
     n_hidden: int = 0
     undone: str = ""
@@ -126,23 +126,23 @@ class Talk:
             with Interrupts(self.loaded.engine.cancel) as interrupts:
                 self._ask(question, sink, answer, interrupts)
         finally:
-            self.notes.clear()
+            self.status.clear()
             if answer.spans or answer.finish_reason:
                 self.messages.append(answer.message())
                 self.unanswered = self.undone = ""
             else:
                 self.messages.pop()
                 self.unanswered = question
-            self.keeper.answered(self.messages, answer)
+            self.autosave.answered(self.messages, answer)
         return answer
 
     def _ask(self, question: str, sink: Sink, answer: Answer, interrupts: Interrupts) -> None:
         prompt = self._fit()
-        self.keeper.asked(self.messages[:-1], question)
+        self.autosave.asked(self.messages[:-1], question)
         n_new = len(prompt) - n_common(prompt, self._read)
         self._read = prompt
         if n_new >= SLOW_PROMPT:
-            self.notes.wait(f"reading {n_new:,} tokens …")
+            self.status.wait(f"reading {n_new:,} tokens …")
         engine = self.loaded.engine
         ask(
             engine,
@@ -178,7 +178,7 @@ class Talk:
         self.n_hidden += len(before) - len(after)
         if n_dropped:
             turns = "turn was" if n_dropped == 1 else "turns were"
-            self.notes.say(f"context full: the oldest {n_dropped} {turns} dropped (--overflow stop ends instead)")
+            self.status.say(f"context full: the oldest {n_dropped} {turns} dropped (--overflow stop ends instead)")
         return self._render(self.window())
 
 

@@ -7,19 +7,19 @@ import sys
 from specgguf.cli.chat.turn import Answer
 from specgguf.cli.open_pair import Engine
 from specgguf.cli.settings import Settings
-from specgguf.cli.terminal import stats_view, console
+from specgguf.cli.terminal import console, stats_view
 from specgguf.cli.terminal.render import AnswerWriter, Collect, Sink, replay, write_json
-from specgguf.cli.terminal.status import Notes
+from specgguf.cli.terminal.status import StatusOutput
 
 
 class Display:
     """Makes sinks for answers, and says what belongs to them: legend, statistics, JSON."""
 
-    def __init__(self, settings: Settings, notes: Notes, *, as_json: bool = False) -> None:
+    def __init__(self, settings: Settings, status: StatusOutput, *, as_json: bool = False) -> None:
         self.settings = settings
-        self.notes = notes
+        self.status = status
         self.as_json = as_json
-        self.ink = console.ink_for(sys.stdout, settings["color"])
+        self.style = console.style_for(sys.stdout, settings["color"])
         self._legend_shown = False
 
     def sink(self) -> Sink:
@@ -27,8 +27,8 @@ class Display:
         if self.as_json:
             return Collect()
         return AnswerWriter(
-            self.notes,
-            ink=self.ink,
+            self.status,
+            style=self.style,
             highlight=self.settings["highlight"],
             think=self.settings["think"],
             markdown=self.settings["markdown"],
@@ -42,17 +42,17 @@ class Display:
     def legend(self) -> str:
         """What the highlighting means, highlighted itself. To be shown: it counts as that."""
         self._legend_shown = True
-        if not self.ink.styles:
+        if not self.style.styles:
             return "highlighting needs a terminal with colours or underlining (or --color always)"
-        mark = self.ink.drafted("written by the draft model, accepted by the target")
+        mark = self.style.drafted("written by the draft model, accepted by the target")
         return f"{mark} · the target's own words"
 
     def legend_once(self) -> None:
         """The legend, before the first highlighted answer."""
-        if self.settings["highlight"] and not (self._legend_shown or self.as_json or self.notes.quiet):
-            self.notes.tell(self.legend())
+        if self.settings["highlight"] and not (self._legend_shown or self.as_json or self.status.quiet):
+            self.status.tell(self.legend())
             if self.settings["markdown"]:
-                self.notes.say("the text is shown as it is: highlighting and --markdown exclude each other")
+                self.status.say("the text is shown as it is: highlighting and --markdown exclude each other")
 
     def after(self, answer: Answer, engine: Engine) -> None:
         """What follows an answer: its JSON, and the statistics line."""
@@ -61,11 +61,11 @@ class Display:
         if answer.interrupted and not answer.spans:
             return
         if not answer.text and not answer.interrupted:
-            self.notes.say("the answer is empty")
-        if self.settings["stats"] and not self.notes.quiet:
+            self.status.say("the answer is empty")
+        if self.settings["stats"] and not self.status.quiet:
             stats = engine.last
             ended = stats_view.ended_by(
                 answer.finish_reason, answer.interrupted, stats.n_prompt + stats.n_generated, engine.n_ctx()
             )
-            width = console.width(self.notes.stream) if self.notes.ink.tty else None
-            self.notes.say(stats_view.joined(stats_view.parts(stats, engine.n_ctx(), ended=ended), width))
+            width = console.width(self.status.stream) if self.status.style.tty else None
+            self.status.say(stats_view.joined(stats_view.parts(stats, engine.n_ctx(), ended=ended), width))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import click
 from specgguf.cli import exits
-from specgguf.cli.chat.loop import Room
+from specgguf.cli.chat.loop import ChatSession
 
 STDIN = "-"
 
@@ -39,16 +39,18 @@ def _read_stdin() -> str:
     return str(text).removeprefix("\ufeff").rstrip("\n")
 
 
-def run(room: Room, question: str) -> int:
+def run(chat: ChatSession, question: str) -> int:
     """Answer `question`; returns the exit code."""
-    left = room.talk.lost
-    room.describe()
-    room.display.legend_once()
+    left = chat.conversation.lost
+    chat.describe()
+    chat.display.legend_once()
     try:
-        answer = room.talk.send(question, room.display.sink())
-        room.display.after(answer, room.talk.loaded.engine)
+        answer = chat.conversation.send(question, chat.display.sink())
+        chat.display.after(answer, chat.conversation.loaded.engine)
     finally:
-        if left in room.keeper.aside:
-            shown = f"specgguf sessions show '{room.keeper.name}'"
-            room.notes.say(f"the question before this one got no answer and is set aside ({shown}): {room.short(left)}")
+        if left in chat.autosave.unanswered:
+            shown = f"specgguf sessions show '{chat.autosave.name}'"
+            chat.status.say(
+                f"the question before this one got no answer and is set aside ({shown}): {chat.short(left)}"
+            )
     return exits.INTERRUPTED if answer.interrupted else exits.OK

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from specgguf.cli.terminal.status import Notes
+from specgguf.cli.terminal.status import StatusOutput
 
 if TYPE_CHECKING:
     from prompt_toolkit.key_binding import KeyBindings
@@ -32,11 +32,11 @@ class Keyboard(Protocol):
         """The next message. Raises EOFError at Ctrl-D, KeyboardInterrupt at Ctrl-C on an empty line."""
 
 
-def keyboard(notes: Notes, *, history: Path | None, complete: Complete, color: bool) -> Keyboard:
+def keyboard(status: StatusOutput, *, history: Path | None, complete: Complete, color: bool) -> Keyboard:
     """The best reader that the terminal allows."""
     seen = sys.stdout.isatty() or sys.stderr.isatty()
     if os.environ.get("TERM", "") in ("", "dumb") or not seen:
-        return PlainKeyboard(notes)
+        return PlainKeyboard(status)
     return LineEditor(history=history, complete=complete, color=color)
 
 
@@ -60,8 +60,8 @@ def unquoted(text: str) -> str:
 class PlainKeyboard:
     """Lines from stdin, for terminals that cannot move the cursor."""
 
-    def __init__(self, notes: Notes) -> None:
-        self._notes = notes
+    def __init__(self, status: StatusOutput) -> None:
+        self._status = status
 
     def read(self) -> str:
         """See `Keyboard`."""
@@ -71,7 +71,7 @@ class PlainKeyboard:
         return unquoted(text)
 
     def _line(self, prompt: str) -> str:
-        self._notes.raw(prompt)
+        self._status.raw(prompt)
         line = sys.stdin.readline()
         if not line:
             raise EOFError

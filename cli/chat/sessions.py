@@ -46,7 +46,7 @@ class Session:
     model: str = ""
     draft_model: str = ""
     pending: str = ""
-    aside: list[str] = field(default_factory=list)
+    unanswered: list[str] = field(default_factory=list)
     created: str = field(default_factory=lambda: now())
     updated: str = ""
     version: int = VERSION
@@ -117,7 +117,7 @@ def load(name: str) -> Session:
         for message in session.messages:
             if not isinstance(message["content"], str) or not isinstance(message["role"], str):
                 raise TypeError(message)
-        if not all(isinstance(question, str) for question in session.aside):
+        if not all(isinstance(question, str) for question in session.unanswered):
             raise TypeError("its 'aside' is of the wrong kind")
         json.dumps(content, ensure_ascii=False).encode()  # a lone surrogate could be neither shown nor saved
     except FileNotFoundError:
@@ -164,7 +164,7 @@ def markdown(session: Session) -> str:
             quoted = str(message["reasoning_content"]).splitlines()
             lines += [*(f"> {row}".rstrip() for row in quoted), ""]
         lines.append(message["content"])
-    for question in [*session.aside, session.pending]:
+    for question in [*session.unanswered, session.pending]:
         if question:
             lines += ["", "## You, without an answer", "", question]
     return "\n".join(lines) + "\n"

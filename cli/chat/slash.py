@@ -15,9 +15,9 @@ from specgguf.cli.chat import actions
 from specgguf.cli.terminal import console
 
 if TYPE_CHECKING:
-    from specgguf.cli.chat.loop import Room
+    from specgguf.cli.chat.loop import ChatSession
 
-Run = Callable[["Room", str], str | None]
+Run = Callable[["ChatSession", str], str | None]
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Command:
     section: str
     help: str
     run: Run
-    choices: tuple[str, ...] | Callable[[Room, str], Iterable[str]] = ()
+    choices: tuple[str, ...] | Callable[[ChatSession, str], Iterable[str]] = ()
 
 
 COMMANDS: tuple[Command, ...] = (
@@ -63,7 +63,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("model", "[REF [DRAFT]]", "Settings", "show the models, or go on with others", actions.model,
             actions.complete_model),
     Command("context", "", "Settings", "what fills the context", actions.context),
-    Command("help", "", "Leave", "this list", lambda room, _words: show_help(room)),
+    Command("help", "", "Leave", "this list", lambda chat, _words: show_help(chat)),
     Command("exit", "", "Leave", "leave; specgguf chat --continue comes back", actions.leave),
 )  # fmt: skip
 
@@ -80,7 +80,7 @@ KEYS = (
 )
 
 
-def dispatch(room: Room, line: str) -> str | None:
+def dispatch(chat: ChatSession, line: str) -> str | None:
     """Do what `line` ("/name words") says; a returned text is to be asked."""
     name, _, words = line[1:].partition(" ")
     name = ALIASES.get(name.lower(), name.lower())
@@ -88,38 +88,38 @@ def dispatch(room: Room, line: str) -> str | None:
     if command is None:
         near = difflib.get_close_matches(name, [*BY_NAME, *ALIASES], n=1, cutoff=0.5)
         hint = f"did you mean /{near[0]}? " if near else ""
-        room.notes.error(f"there is no command /{name}", f"{hint}/help lists them; //{name} sends it as text")
+        chat.status.error(f"there is no command /{name}", f"{hint}/help lists them; //{name} sends it as text")
         return None
-    return command.run(room, words.strip())
+    return command.run(chat, words.strip())
 
 
-def show_help(room: Room) -> None:
+def show_help(chat: ChatSession) -> None:
     """The table, for people."""
     for section in dict.fromkeys(command.section for command in COMMANDS):
-        room.notes.tell(room.notes.ink.bold(section))
+        chat.status.tell(chat.status.style.bold(section))
         for command in COMMANDS:
             if command.section == section:
-                _row(room, _usage(command), command.help)
-    room.notes.tell(room.notes.ink.bold("Keys"))
+                _row(chat, _usage(command), command.help)
+    chat.status.tell(chat.status.style.bold("Keys"))
     for key, what in KEYS:
-        _row(room, key, what)
+        _row(chat, key, what)
 
 
-def _row(room: Room, left: str, right: str) -> None:
+def _row(chat: ChatSession, left: str, right: str) -> None:
     """One row of the help, its right side wrapped where the terminal is narrow."""
     start = max(len(_usage(command)) for command in COMMANDS) + 4
-    columns = console.width(room.notes.stream) - start - 1
+    columns = console.width(chat.status.stream) - start - 1
     first, *more = console.rows(right, max(columns, 24))
-    room.notes.tell(f"  {left:<{start - 2}}{room.notes.ink.dim(first)}")
+    chat.status.tell(f"  {left:<{start - 2}}{chat.status.style.dim(first)}")
     for row in more:
-        room.notes.tell(" " * start + room.notes.ink.dim(row))
+        chat.status.tell(" " * start + chat.status.style.dim(row))
 
 
 def _usage(command: Command) -> str:
     return f"/{command.name} {command.argument}".rstrip()
 
 
-def complete(room: Room, text: str) -> Iterable[tuple[str, int, str]]:
+def complete(chat: ChatSession, text: str) -> Iterable[tuple[str, int, str]]:
     """What may follow `text`: command names, and a command's arguments."""
     if not text.startswith("/") or text.startswith("//") or "\n" in text:
         return
@@ -132,7 +132,7 @@ def complete(room: Room, text: str) -> Iterable[tuple[str, int, str]]:
     known = BY_NAME.get(ALIASES.get(name, name))
     if known is None:
         return
-    choices = known.choices(room, words) if callable(known.choices) else known.choices
+    choices = known.choices(chat, words) if callable(known.choices) else known.choices
     for choice in choices:
         if choice.startswith(words):
             yield choice, len(words), ""

@@ -22,7 +22,7 @@ from specgguf.cli.options import BY_NAME, GroupedCommand, SectionOption, option,
 from specgguf.cli.settings import Settings, gather
 from specgguf.cli.terminal import bench_view, console
 from specgguf.cli.terminal.progress import BAR, human_seconds
-from specgguf.cli.terminal.status import Notes
+from specgguf.cli.terminal.status import StatusOutput
 
 from specgguf.config import SamplingParams, did_you_mean
 from specgguf.errors import Cancelled, ConfigError
@@ -110,28 +110,28 @@ def bench(
     settings = gather(flags)
     settings.put("draft", "auto", "bench")
     params = SamplingParams(**settings.sampling())
-    notes = Notes(console.ink_for(sys.stderr, settings["color"]))
+    status = StatusOutput(console.style_for(sys.stderr, settings["color"]))
     chosen = choose_prompts(prompts, kinds)
-    loaded = open_pair.open_engine(settings, notes, yes=yes)
+    loaded = open_pair.open_engine(settings, status, yes=yes)
     with contextlib.closing(loaded.engine):
         if not loaded.draft_model:
             raise ConfigError(
                 "there is nothing to compare: no draft", hint="-d REF names a draft; -d lookup needs none"
             )
         work = plan(chosen, params, settings, repeats=repeats, quick=quick)
-        head = describe(loaded, settings, work, notes) if save else {}
+        head = describe(loaded, settings, work, status) if save else {}
         samples: list[Sample] = []
         try:
-            whole = measure_all(loaded, work, notes, samples.append)
+            whole = measure_all(loaded, work, status, samples.append)
         finally:
-            notes.clear()
+            status.clear()
             if save and samples:
                 write(save, head, samples, whole=len(samples) == len(work.trials))
     if not samples:
         return exits.INTERRUPTED
     bench_view.show(samples, color=settings["color"])
     if save:
-        notes.say(f"saved: {save}")
+        status.say(f"saved: {save}")
     return exits.OK if whole else exits.INTERRUPTED
 
 
@@ -165,23 +165,23 @@ def plan(
     return Work(library.schedule(prompts, drafts, repeats, seed=seed), params, keywords)
 
 
-def measure_all(loaded: Loaded, work: Work, notes: Notes, keep: Callable[[Sample], None]) -> bool:
+def measure_all(loaded: Loaded, work: Work, status: StatusOutput, keep: Callable[[Sample], None]) -> bool:
     """Run all trials, showing how far it is; whether it came to the end."""
     from specgguf.bench import runs as library
 
     runner: Any = loaded.engine
     with Interrupts(runner.cancel) as interrupts:
         try:
-            notes.wait("warming up …")
+            status.wait("warming up …")
             for trial in (work.trials[0], replace(work.trials[0], draft="auto")):
                 sample = library.warm_up(runner, trial, work.params, **work.keywords)
                 if interrupts.seen:
                     return False
                 if trial.draft == "off":
-                    _announce(sample, work, notes)
+                    _announce(sample, work, status)
             started = time.monotonic()
             for n, trial in enumerate(work.trials):
-                notes.wait(progress(n, work.trials, time.monotonic() - started))
+                status.wait(progress(n, work.trials, time.monotonic() - started))
                 keep(library.measure(runner, trial, work.params, **work.keywords))
                 if interrupts.seen:
                     return False
@@ -190,15 +190,17 @@ def measure_all(loaded: Loaded, work: Work, notes: Notes, keep: Callable[[Sample
     return True
 
 
-def _announce(plain: Sample, work: Work, notes: Notes) -> None:
+def _announce(plain: Sample, work: Work, status: StatusOutput) -> None:
     """What is going to happen, and about how long it takes at plain decoding's speed."""
     tokens = work.params.max_tokens or 0
     each = plain.prompt_s + tokens * plain.predicted_s / max(plain.n_timed, 1)
     kinds = ", ".join(dict.fromkeys(t.kind for t in work.trials))
     drafts = ", ".join(dict.fromkeys(str(t.draft) for t in work.trials))
     repeats = 1 + max(t.repeat for t in work.trials)
-    notes.say(f"prompts: {kinds}; draft: {drafts}; {repeats} × {tokens} tokens")
-    notes.say(f"{len(work.trials)} runs, about {human_seconds(each * len(work.trials))}; Ctrl-C keeps what is measured")
+    status.say(f"prompts: {kinds}; draft: {drafts}; {repeats} × {tokens} tokens")
+    status.say(
+        f"{len(work.trials)} runs, about {human_seconds(each * len(work.trials))}; Ctrl-C keeps what is measured"
+    )
 
 
 def progress(n: int, trials: Sequence[Trial], seconds: float) -> str:
@@ -209,7 +211,7 @@ def progress(n: int, trials: Sequence[Trial], seconds: float) -> str:
     return f"{bar} {share:4.0%}{left}  {trial.kind}, draft {trial.draft}, repeat {trial.repeat + 1}"
 
 
-def describe(loaded: Loaded, settings: Settings, work: Work, notes: Notes) -> dict[str, Any]:
+def describe(loaded: Loaded, settings: Settings, work: Work, status: StatusOutput) -> dict[str, Any]:
     """The head of the saved result: its hashes are read before anything is timed."""
     from specgguf.bench import results
 
@@ -219,7 +221,7 @@ def describe(loaded: Loaded, settings: Settings, work: Work, notes: Notes) -> di
         files["model"] = pair.model
         if isinstance(pair.draft_model, Path):
             files["draft_model"] = pair.draft_model
-    notes.wait("reading the files' hashes …")
+    status.wait("reading the files' hashes …")
     shown = {name: settings[name] for name in BY_NAME if BY_NAME[name].section in ("Hardware", "Drafting")}
     sampling = {**{s: settings[s] for s in settings.sampling()}, "max_tokens": work.params.max_tokens}
     return results.describe(files, draft_model=loaded.draft_model, settings={**shown, **sampling})

@@ -10,15 +10,15 @@ from typing import Any
 import click
 from specgguf.cli import open_pair
 from specgguf.cli.chat import loop, oneshot, sessions
-from specgguf.cli.chat.autosave import Keeper
-from specgguf.cli.chat.conversation import Talk
+from specgguf.cli.chat.autosave import Autosave
+from specgguf.cli.chat.conversation import Conversation
 from specgguf.cli.chat.display import Display
-from specgguf.cli.chat.loop import Room
+from specgguf.cli.chat.loop import ChatSession
 from specgguf.cli.chat.sessions import Session
 from specgguf.cli.options import GroupedCommand, SectionOption, options
 from specgguf.cli.settings import Settings, gather
 from specgguf.cli.terminal import console
-from specgguf.cli.terminal.status import Notes
+from specgguf.cli.terminal.status import StatusOutput
 
 from specgguf.errors import ConfigError
 
@@ -87,28 +87,28 @@ def chat(
     """
     settings = gather(flags)
     settings.sampling()  # out of range: say so at once
-    notes = Notes(console.ink_for(sys.stderr, settings["color"]), quiet=quiet)
+    status = StatusOutput(console.style_for(sys.stderr, settings["color"]), quiet=quiet)
     text = oneshot.read_question(question)
     system = read_system(settings)
-    keeper = Keeper(notes, enabled=settings["save"], slot=ONE_SHOT if text is not None else "")
-    session = _session(continue_, resume, settings, keeper)
+    autosave = Autosave(status, enabled=settings["save"], slot=ONE_SHOT if text is not None else "")
+    session = _session(continue_, resume, settings, autosave)
     if text is None:
-        _tell_crashes(notes)
-    with contextlib.closing(keeper):
-        loaded = open_pair.open_engine(settings, notes, yes=yes)
+        _tell_crashes(status)
+    with contextlib.closing(autosave):
+        loaded = open_pair.open_engine(settings, status, yes=yes)
         with contextlib.closing(loaded.engine):
-            talk = Talk(loaded, settings, notes, keeper)
-            display = Display(settings, notes, as_json=as_json)
+            conversation = Conversation(loaded, settings, status, autosave)
+            display = Display(settings, status, as_json=as_json)
             debug = bool(click.get_current_context().find_root().obj)
-            room = Room(talk, display, notes, settings, keeper, debug=debug)
+            chat = ChatSession(conversation, display, status, settings, autosave, debug=debug)
             if session is not None:
-                talk.resume(session.messages, session.pending)
+                conversation.resume(session.messages, session.pending)
             if system and (session is None or settings.given_here("system")):
-                talk.set_system(system)
-            return loop.run(room, session) if text is None else oneshot.run(room, text)
+                conversation.set_system(system)
+            return loop.run(chat, session) if text is None else oneshot.run(chat, text)
 
 
-def _session(continue_: bool, resume: str | None, settings: Settings, keeper: Keeper) -> Session | None:
+def _session(continue_: bool, resume: str | None, settings: Settings, autosave: Autosave) -> Session | None:
     """The conversation to go on with, opened; its models and settings enter `settings`."""
     if continue_ and resume:
         raise click.UsageError("--continue and --resume exclude each other")
@@ -120,7 +120,7 @@ def _session(continue_: bool, resume: str | None, settings: Settings, keeper: Ke
     if not resume:
         return None
     session = sessions.load(resume)
-    keeper.open(session)
+    autosave.open(session)
     values = dict(session.settings)
     if session.model and not any(settings.given_here(name) for name in ("model", "preset", "draft_model")):
         values.update(model=session.model, draft_model=session.draft_model or "none")
@@ -128,9 +128,9 @@ def _session(continue_: bool, resume: str | None, settings: Settings, keeper: Ke
     return session
 
 
-def _tell_crashes(notes: Notes) -> None:
+def _tell_crashes(status: StatusOutput) -> None:
     for session in sessions.crashed():
-        notes.warn(
+        status.warn(
             f"'{session.name}' ended in mid-answer; its question is kept: specgguf chat --resume '{session.name}'"
         )
 

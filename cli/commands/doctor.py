@@ -13,7 +13,7 @@ import click
 from specgguf.cli.options import options
 from specgguf.cli.settings import Settings, gather
 from specgguf.cli.terminal import console, tables
-from specgguf.cli.terminal.status import Notes
+from specgguf.cli.terminal.status import StatusOutput
 
 from specgguf.errors import SpecggufError
 
@@ -47,18 +47,18 @@ def doctor(speed: bool, as_json: bool, **flags: Any) -> int:
     from specgguf.fit.hardware import this_machine
 
     settings = gather(flags)
-    notes = Notes(console.ink_for(sys.stderr))
+    status = StatusOutput(console.style_for(sys.stderr))
     machine = this_machine()
     report: dict[str, Any] = {"versions": _versions(), "machine": _machine(machine)}
     findings = _machine_findings(machine, settings)
     if speed:
-        notes.wait("measuring …")
+        status.wait("measuring …")
         try:
             report["pair"], more = _pair(settings, machine)
             findings += more
         except SpecggufError as error:
             findings.append(Finding(f"no pair was measured: {error}", error.hint))
-        notes.clear()
+        status.clear()
     report["warnings"] = [asdict(f) for f in findings]
     if as_json:
         click.echo(json.dumps(report, ensure_ascii=False, indent=1))
@@ -120,11 +120,11 @@ def _pair(settings: Settings, machine: Machine) -> tuple[dict[str, Any], list[Fi
     try:
         engine = pair.engine
         costs = calibrate(engine.target, engine.draft_model, max(WIDTHS) - 1)
-        rewinding = {"target": engine.target.way.name}
+        rollback = {"target": engine.target.rollback.name}
         if engine.draft_model:
-            rewinding["draft"] = engine.draft_model.way.name
-        about = _about(target, draft, costs, rewinding)
-        found = [Finding(notice.removeprefix("WARNING: ")) for notice in pair.notices]
+            rollback["draft"] = engine.draft_model.rollback.name
+        about = _about(target, draft, costs, rollback)
+        found = [Finding(warning.removeprefix("WARNING: ")) for warning in pair.warnings]
         return about, found + _pair_findings(costs, target if draft else None)
     finally:
         pair.close()
@@ -161,13 +161,13 @@ def _files(settings: Settings) -> tuple[Path, Path | None, dict[str, Any]]:
     return target, best.path if best else hub.resolve(ref, offline=True) if ref else None, keywords
 
 
-def _about(target: Path, draft: Path | None, costs: Costs, rewinding: dict[str, str]) -> dict[str, Any]:
+def _about(target: Path, draft: Path | None, costs: Costs, rollback: dict[str, str]) -> dict[str, Any]:
     from specgguf.fit import predict
 
     about: dict[str, Any] = {
         "target": target.name,
         "draft": draft.name if draft else None,
-        "rewinding": rewinding,
+        "rewinding": rollback,
         "verify_s": {n: costs.verify(n) for n in WIDTHS},
         "draft_s": costs.draft_s if draft else None,
         "break_even": None,
@@ -214,7 +214,7 @@ def _pair_rows(pair: dict[str, Any]) -> list[tuple[str, str]]:
     plain = pair["verify_s"][1]
     wide = ", ".join(f"{n}: {s * 1e3:.0f} ms" for n, s in pair["verify_s"].items())
     rows = [("target", pair["target"]), ("draft", pair["draft"] or "none")]
-    rows.append(("rewinding", ", ".join(f"{who} {way}" for who, way in pair["rewinding"].items())))
+    rows.append(("rewinding", ", ".join(f"{who} {rollback}" for who, rollback in pair["rewinding"].items())))
     rows.append(("plain decoding", f"{1 / plain:.1f} tokens/s"))
     rows.append(("a pass over n tokens", wide))
     if pair["draft_s"]:

@@ -16,7 +16,7 @@ from specgguf.cli.terminal import tables
 from specgguf.errors import SpecggufError
 
 if TYPE_CHECKING:
-    from specgguf.fit.footprint import Footprint, Load, Need
+    from specgguf.fit.footprint import Footprint, LoadParams, MemoryEstimate
     from specgguf.fit.hardware import Machine
     from specgguf.fit.predict import PairCosts
     from specgguf.fit.search import Plan
@@ -81,18 +81,18 @@ def _plan(settings: Settings, machine: Machine) -> tuple[Plan, tuple[Path | None
     """The plan, where its files lie, and why this pair."""
     from specgguf import presets
     from specgguf.fit import search as planning
-    from specgguf.fit.footprint import Load
+    from specgguf.fit.footprint import LoadParams
     from specgguf.models import remote_header
 
     offline = settings["offline"] or None
     why = ""
     if settings["model"] and settings["model"] not in presets.names():
-        target = remote_header.peek(settings["model"], offline=offline)
+        target = remote_header.read(settings["model"], offline=offline)
         draft = _draft(settings, target.path, offline)
         loads = planning.Plan(
             machine,
-            _load(Load(target.dims), settings, ""),
-            _load(Load(draft.dims), settings, "draft_") if draft else None,
+            _load(LoadParams(target.hparams), settings, ""),
+            _load(LoadParams(draft.hparams), settings, "draft_") if draft else None,
         )
         return loads, (target.path, draft.path if draft else None), why
     name = settings["model"] or settings["preset"] or "auto"
@@ -106,7 +106,7 @@ def _plan(settings: Settings, machine: Machine) -> tuple[Plan, tuple[Path | None
         target=_load(plan.target, settings, ""),
         draft=_load(plan.draft, settings, "draft_") if plan.draft else None,
     )
-    found = [remote_header.peek(file, offline=offline).path for file in preset.files]
+    found = [remote_header.read(file, offline=offline).path for file in preset.files]
     return plan, (found[0], found[1] if len(found) > 1 else None), why
 
 
@@ -118,12 +118,12 @@ def _draft(settings: Settings, target: Path | None, offline: bool | None) -> Any
     if ref in ("none", "off", "no", "lookup"):
         return None
     if ref is not None:
-        return remote_header.peek(ref, offline=offline)
+        return remote_header.read(ref, offline=offline)
     best = draft_candidates.best(target) if target else None
-    return remote_header.peek(best.path) if best else None
+    return remote_header.read(best.path) if best else None
 
 
-def _load(load: Load, settings: Settings, prefix: str) -> Load:
+def _load(load: LoadParams, settings: Settings, prefix: str) -> LoadParams:
     """A model's plan with what flags, variables and the config file say; a draft's context is the target's."""
     changes: dict[str, Any] = {}
     for name in ("n_ctx", "n_gpu_layers", "flash_attn", "type_k", "type_v"):
@@ -156,7 +156,7 @@ def _show(plan: Plan, sizes: Footprint) -> None:
 
     for label, load in (("target", plan.target), ("draft", plan.draft)):
         if load:
-            click.echo(f"{label:<7} {load.dims.name}  ({planning.describe(load.dims)})  {_how(load, plan)}")
+            click.echo(f"{label:<7} {load.hparams.name}  ({planning.describe(load.hparams)})  {_how(load, plan)}")
     click.echo()
     has_gpu = bool(plan.machine.gpus)
     header = ("MiB", "device", "host") if has_gpu else ("MiB", "host")
@@ -166,7 +166,7 @@ def _show(plan: Plan, sizes: Footprint) -> None:
     if pages:
         click.echo(f"and {_mib(pages)} MiB of file pages, which are dropped when memory runs short")
     click.echo()
-    if not plan.target.dims.is_sure:
+    if not plan.target.hparams.is_sure:
         click.echo("the formula does not know this architecture's memory: --exact asks llama.cpp", err=True)
     if not sizes.fits:
         change = planning.cheapest_change(plan)
@@ -175,14 +175,14 @@ def _show(plan: Plan, sizes: Footprint) -> None:
             click.echo(f"  {change.flags}")
         return
     largest = planning.largest_n_ctx(plan)
-    own = " (the model's own limit)" if largest >= plan.target.dims.n_ctx_train else ""
+    own = " (the model's own limit)" if largest >= plan.target.hparams.n_ctx_train else ""
     click.echo(f"fits; so does a context of up to {largest} tokens{own}")
 
 
-def _how(load: Load, plan: Plan) -> str:
+def _how(load: LoadParams, plan: Plan) -> str:
     where = "on the CPU"
     if plan.machine.gpus:
-        n, whole = load.n_offloaded, load.dims.n_layer + 1
+        n, whole = load.n_offloaded, load.hparams.n_layer + 1
         where = "all layers on the device" if n == whole else f"{n} of {whole} layers on the device"
     flash = "" if load.flash_attn else ", no flash attention"
     return f"context {load.n_ctx}, KV {load.type_k}/{load.type_v}{flash}, {where}"
@@ -190,11 +190,11 @@ def _how(load: Load, plan: Plan) -> str:
 
 def _rows(sizes: Footprint) -> list[tuple[str, str, str]]:
     rows: list[tuple[str, int, int]] = []
-    for label, need in (("target", sizes.target), ("draft", sizes.draft)):
-        if need.device or need.host:
-            rows.append((f"{label} weights", need.weights, need.host_weights))
-            rows.append((f"{label} KV cache", need.kv, need.host_kv))
-            rows.append((f"{label} compute", need.compute, need.host_compute))
+    for label, estimate in (("target", sizes.target), ("draft", sizes.draft)):
+        if estimate.device or estimate.host:
+            rows.append((f"{label} weights", estimate.weights, estimate.host_weights))
+            rows.append((f"{label} KV cache", estimate.kv, estimate.host_kv))
+            rows.append((f"{label} compute", estimate.compute, estimate.host_compute))
     rows.append(("overhead", sizes.overhead if sizes.device else 0, sizes.host_overhead))
     rows.append(("in all", sizes.device, sizes.host))
     rows.append(("free", sizes.device_free, sizes.machine.cpu.free_bytes))
@@ -209,7 +209,7 @@ def _mib(n: int) -> str:
 def _as_json(plan: Plan, sizes: Footprint) -> dict[str, Any]:
     from specgguf.fit import search as planning
 
-    def need(n: Need) -> Mapping[str, int]:
+    def estimate(n: MemoryEstimate) -> Mapping[str, int]:
         return {name: getattr(n, name) for name in ("weights", "kv", "compute", *_HOST)}
 
     change = planning.cheapest_change(plan)
@@ -217,8 +217,8 @@ def _as_json(plan: Plan, sizes: Footprint) -> dict[str, Any]:
         "fits": sizes.fits,
         "n_ctx": plan.target.n_ctx,
         "n_ctx_max": planning.largest_n_ctx(plan),
-        "target": {"name": plan.target.dims.name, **need(sizes.target)},
-        "draft": {"name": plan.draft.dims.name, **need(sizes.draft)} if plan.draft else None,
+        "target": {"name": plan.target.hparams.name, **estimate(sizes.target)},
+        "draft": {"name": plan.draft.hparams.name, **estimate(sizes.draft)} if plan.draft else None,
         "device_bytes": sizes.device,
         "device_free_bytes": sizes.device_free,
         "host_bytes": sizes.host,
@@ -235,7 +235,7 @@ def _costs(plan: Plan) -> PairCosts:
 
     if plan.draft is None:
         raise SpecggufError("a prediction needs a draft", hint="-d REF names one")
-    return from_bytes(plan.target.dims, plan.draft.dims, plan.machine.devices[0])
+    return from_bytes(plan.target.hparams, plan.draft.hparams, plan.machine.devices[0])
 
 
 def show_prediction(costs: PairCosts, *, measured: bool) -> None:

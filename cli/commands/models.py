@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 from specgguf.cli.terminal import console, tables
 from specgguf.cli.terminal.progress import Progress, human_bytes
-from specgguf.cli.terminal.status import Notes
+from specgguf.cli.terminal.status import StatusOutput
 
 from specgguf.config import did_you_mean
 from specgguf.errors import ModelNotFound, SpecggufError, Unsupported
@@ -34,8 +34,8 @@ def _complete_pull(_ctx: click.Context, _param: click.Parameter, incomplete: str
     return [name for name in presets.names() if name.startswith(incomplete)]
 
 
-def _notes() -> Notes:
-    return Notes(console.ink_for(sys.stderr))
+def _status() -> StatusOutput:
+    return StatusOutput(console.style_for(sys.stderr))
 
 
 @click.group()
@@ -70,12 +70,12 @@ def pull(refs: Sequence[str], offline: bool) -> None:
     """
     from specgguf.models import hub
 
-    notes = _notes()
+    status = _status()
     for ref in refs:
         for model in _files_of(ref):
             if not isinstance(model, str) and hub.cached(model, verify=False) is None and not offline:
-                _announce(model, notes)
-            with Progress(notes) as progress:
+                _announce(model, status)
+            with Progress(status) as progress:
                 path = hub.resolve(model, offline=offline or None, progress=progress)
             click.echo(path)
 
@@ -91,10 +91,10 @@ def _files_of(ref: str) -> Sequence[ModelFile | str]:
     return (ref,)
 
 
-def _announce(model: ModelFile, notes: Notes) -> None:
-    notes.say(f"{model.name}: {human_bytes(model.bytes)} to download")
+def _announce(model: ModelFile, status: StatusOutput) -> None:
+    status.say(f"{model.name}: {human_bytes(model.bytes)} to download")
     if not model.is_open:
-        notes.tell(f"{model.name}: licence {model.licence or 'unknown'}, which is not an open-source one")
+        status.tell(f"{model.name}: licence {model.licence or 'unknown'}, which is not an open-source one")
 
 
 @models.command(short_help="Remove models that specgguf brought here.")
@@ -135,15 +135,15 @@ def verify(names: Sequence[str]) -> int:
     from specgguf.models import inventory
 
     chosen = [_found(n) for n in names] or [m for m in inventory.models() if m.removable]
-    notes, n_bad = _notes(), 0
+    status, n_bad = _status(), 0
     for model in chosen:
-        verdict = _verdict(model, notes)
+        verdict = _verdict(model, status)
         n_bad += verdict.startswith("damaged")
         click.echo(f"{console.clean(model.name)}: {verdict}")
     return 1 if n_bad else 0
 
 
-def _verdict(model: Found, notes: Notes) -> str:
+def _verdict(model: Found, status: StatusOutput) -> str:
     from specgguf.models import hub, mirror
 
     try:
@@ -152,7 +152,7 @@ def _verdict(model: Found, notes: Notes) -> str:
         return f"damaged: {console.clean(str(error))}"
     if not model.sha256:
         return "complete (nobody promised a hash)"
-    with Progress(notes) as progress:
+    with Progress(status) as progress:
         right = mirror.sha256_of(model.path, progress) == model.sha256
     return "ok" if right else "damaged: another sha256 than promised"
 

@@ -85,8 +85,8 @@ def _memory_mib(preset: Preset) -> int:
     except SpecggufError:
         return 0
     n = preset.match.n_devices
-    needs = [footprint.need(load, kind, n) for load in (target, draft) if load]
-    used = sum(need.host if kind == "cpu" else need.device for need in needs)
+    needs = [footprint.estimate(load, kind, n) for load in (target, draft) if load]
+    used = sum(estimate.host if kind == "cpu" else estimate.device for estimate in needs)
     return round(used / MIB) + footprint.OVERHEAD_MIB[kind] * n
 
 

@@ -14,7 +14,7 @@ from specgguf.cli.open_pair import Loaded
 from specgguf.cli.options import GroupedCommand, SectionOption, options
 from specgguf.cli.settings import Settings, gather
 from specgguf.cli.terminal import console
-from specgguf.cli.terminal.status import Notes
+from specgguf.cli.terminal.status import StatusOutput
 
 from specgguf.errors import SpecggufError
 
@@ -63,14 +63,14 @@ def serve(yes: bool, host: str, port: int, quiet: bool, **flags: Any) -> int:
     """
     settings = gather(flags)
     settings.sampling()
-    notes = Notes(console.ink_for(sys.stderr, settings["color"]), quiet=quiet)
+    status = StatusOutput(console.style_for(sys.stderr, settings["color"]), quiet=quiet)
     with contextlib.closing(take_port(host, port)) as listening:
-        loaded = open_pair.open_engine(settings, notes, yes=yes)
+        loaded = open_pair.open_engine(settings, status, yes=yes)
         try:
             config = configure(loaded, settings, host, flags)
             if host not in ("127.0.0.1", "localhost", "::1") and not config.api_keys:
-                notes.warn(f"anybody who reaches {host} can ask: --api-key KEY (or SPECGGUF_API_KEY) asks for a key")
-            clean = _run(loaded, config, listening, notes)
+                status.warn(f"anybody who reaches {host} can ask: --api-key KEY (or SPECGGUF_API_KEY) asks for a key")
+            clean = _run(loaded, config, listening, status)
         except BaseException:
             loaded.engine.close()
             raise
@@ -129,14 +129,14 @@ def configure(loaded: Loaded, settings: Settings, host: str, flags: dict[str, An
     )
 
 
-def _run(loaded: Loaded, config: ServeConfig, listening: socket.socket, notes: Notes) -> bool:
+def _run(loaded: Loaded, config: ServeConfig, listening: socket.socket, status: StatusOutput) -> bool:
     from specgguf.serve.server import Service, run
 
-    service = Service(loaded.engine, config, log=notes.say)  # type: ignore[arg-type]  # Engine shows what chat uses
+    service = Service(loaded.engine, config, log=status.say)  # type: ignore[arg-type]  # Engine shows what chat uses
     host, port = listening.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     return run(
         service,
         listening,
-        started=lambda: notes.tell(f"serving {config.names[0]} on http://{shown}:{port}/v1 (Ctrl-C stops)"),
+        started=lambda: status.tell(f"serving {config.names[0]} on http://{shown}:{port}/v1 (Ctrl-C stops)"),
     )

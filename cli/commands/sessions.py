@@ -45,8 +45,8 @@ def list_(as_json: bool) -> None:
             continue
         when = session.updated[:16].replace("T", " ")
         start = f"{name:<{width}}  {when}  {n:>3} {'turn ' if n == 1 else 'turns'}  "
-        room = max(console.width(sys.stdout) - len(start), 20) if sys.stdout.isatty() else 200
-        click.echo(start + console.one_line(session.title, room))
+        chat = max(console.width(sys.stdout) - len(start), 20) if sys.stdout.isatty() else 200
+        click.echo(start + console.one_line(session.title, chat))
 
 
 @sessions.command()

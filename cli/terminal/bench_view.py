@@ -29,10 +29,10 @@ def show(samples: Sequence[Sample], *, color: str = "auto") -> None:
     out.print()
     widest = max(len(report.kind) for report in reports)
     for report in reports:
-        draft = report.verdict.draft
+        draft = report.recommendation.draft
         style = "dim" if draft is None else "red" if draft == "off" else "green"
         out.print(f"{report.kind:{widest}}  ", end="", style="bold")
-        out.print(report.verdict.text, style=style, highlight=False)
+        out.print(report.recommendation.text, style=style, highlight=False)
     out.print()
     taken = ", ".join(f"{human_bytes(n)} {name}" for name, n in results.memory().items())
     out.print(f"memory: {taken}", style="dim", highlight=False)

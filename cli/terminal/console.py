@@ -20,7 +20,7 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 @dataclass(frozen=True)
-class Ink:
+class Style:
     """Styles for one stream. With everything off, each method returns its text unchanged.
 
     Attributes:
@@ -61,7 +61,7 @@ class Ink:
         return "\n".join(f"\x1b[{code}m{line}\x1b[0m" if line else "" for line in lines)
 
 
-def ink_for(stream: TextIO, color: str = "auto", environ: Mapping[str, str] | None = None) -> Ink:
+def style_for(stream: TextIO, color: str = "auto", environ: Mapping[str, str] | None = None) -> Style:
     """The styles that `stream` may have. `color` is auto, always or never; always overrules NO_COLOR."""
     environ = os.environ if environ is None else environ
     try:
@@ -71,7 +71,7 @@ def ink_for(stream: TextIO, color: str = "auto", environ: Mapping[str, str] | No
     capable = tty and environ.get("TERM", "") not in ("", "dumb")
     styles = capable or color == "always"
     wanted = color == "always" or (color == "auto" and not environ.get("NO_COLOR"))
-    return Ink(tty=tty, live=capable, styles=styles, color=styles and wanted)
+    return Style(tty=tty, live=capable, styles=styles, color=styles and wanted)
 
 
 def clean(text: str) -> str:

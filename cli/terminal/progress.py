@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from types import TracebackType
 
-from specgguf.cli.terminal.status import Notes
+from specgguf.cli.terminal.status import StatusOutput
 
 BAR = 24
 REDRAW_S = 0.1
@@ -33,8 +33,8 @@ def human_seconds(seconds: float) -> str:
 class Progress:
     """A callable progress(what, done, total) as `specgguf.hub` wants it."""
 
-    def __init__(self, notes: Notes) -> None:
-        self._notes = notes
+    def __init__(self, status: StatusOutput) -> None:
+        self._status = status
         self._what = ""
         self._start = self._drawn = 0.0
         self._done_at_start = 0
@@ -45,17 +45,17 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._notes.clear()
+        self._status.clear()
 
     def __call__(self, what: str, done: int, total: int) -> None:
         now = time.monotonic()
         if what != self._what:
             self._what, self._start, self._done_at_start, self._drawn = what, now, done, 0.0
-            if not self._notes.ink.live:
-                self._notes.say(f"{what}: {human_bytes(total)}" if total else what)
+            if not self._status.style.live:
+                self._status.say(f"{what}: {human_bytes(total)}" if total else what)
         if now - self._drawn >= REDRAW_S or done == total:
             self._drawn = now
-            self._notes.wait(self._line(done, total, now - self._start))
+            self._status.wait(self._line(done, total, now - self._start))
 
     def _line(self, done: int, total: int, seconds: float) -> str:
         rate = (done - self._done_at_start) / seconds if seconds > 0 else 0.0

@@ -13,9 +13,9 @@ from functools import partial
 from typing import Any, Protocol, TextIO
 
 from specgguf.cli.terminal import console
+from specgguf.cli.terminal.console import Style
 from specgguf.cli.terminal.reasoning import Span
-from specgguf.cli.terminal.status import Notes
-from specgguf.cli.terminal.console import Ink
+from specgguf.cli.terminal.status import StatusOutput
 from specgguf.cli.terminal.wrap import WordWrap
 
 
@@ -34,9 +34,9 @@ class AnswerWriter:
 
     def __init__(
         self,
-        notes: Notes,
+        status: StatusOutput,
         *,
-        ink: Ink,
+        style: Style,
         out: TextIO | None = None,
         highlight: bool = False,
         think: str = "dim",
@@ -44,21 +44,21 @@ class AnswerWriter:
         wrap: bool = False,
     ) -> None:
         self._out = out if out is not None else sys.stdout
-        self._notes = notes
-        self._ink = ink
+        self._status = status
+        self._style = style
         self._highlight = highlight
         self._think = think
-        self._terminal = ink.tty or ink.styles
+        self._terminal = style.tty or style.styles
         self._line_open = False  # the last character written to stdout was no line end
         self._reasoning = ""  # the last reasoning written to stderr, while it is the last thing written
         self._n_hidden = 0
-        self._wrap = _wrapper(self._out) if wrap and ink.live else None
-        self._wrap_reasoning = _wrapper(notes.stream) if wrap and notes.ink.live else None
+        self._wrap = _wrapper(self._out) if wrap and style.live else None
+        self._wrap_reasoning = _wrapper(status.stream) if wrap and status.style.live else None
         self._markdown = None
-        if markdown and ink.styles and not highlight:
+        if markdown and style.styles and not highlight:
             from specgguf.cli.terminal.markdown import StableMarkdown
 
-            self._markdown = StableMarkdown(console.width(self._out), color=ink.color)
+            self._markdown = StableMarkdown(console.width(self._out), color=style.color)
 
     def span(self, span: Span) -> None:
         """Write the next span."""
@@ -70,7 +70,7 @@ class AnswerWriter:
             self._write(self._markdown.feed(console.clean(span.text)))
             return
         text = console.clean(span.text) if self._terminal else span.text
-        dress = self._ink.drafted if self._highlight and span.from_draft else _plain
+        dress = self._style.drafted if self._highlight and span.from_draft else _plain
         self._write(self._wrap.feed(text, dress) if self._wrap else dress(text), text)
 
     def end(self) -> None:
@@ -84,7 +84,7 @@ class AnswerWriter:
     def _write(self, styled: str, plain: str | None = None) -> None:
         if not styled:
             return
-        self._notes.clear()
+        self._status.clear()
         self._out.write(styled)
         self._out.flush()
         self._line_open = not (styled if plain is None else plain).endswith("\n")
@@ -92,22 +92,22 @@ class AnswerWriter:
     def _reason(self, span: Span) -> None:
         if self._think == "hide":
             self._n_hidden += 1
-            self._notes.wait(f"thinking … {self._n_hidden} pieces")
+            self._status.wait(f"thinking … {self._n_hidden} pieces")
             return
         if self._line_open:  # reasoning between two parts of an answer
             self._write("\n")
-        ink = self._notes.ink
+        style = self._status.style
         text = console.clean(span.text)
         dim = self._think == "dim"
-        dress: Callable[[str], str] = ink.dim if dim else _plain
+        dress: Callable[[str], str] = style.dim if dim else _plain
         if self._highlight and span.from_draft:
-            dress = partial(ink.drafted, dim=dim)
-        self._notes.raw(self._wrap_reasoning.feed(text, dress) if self._wrap_reasoning else dress(text))
+            dress = partial(style.drafted, dim=dim)
+        self._status.raw(self._wrap_reasoning.feed(text, dress) if self._wrap_reasoning else dress(text))
         self._reasoning = text or self._reasoning
 
     def _close_reasoning(self) -> None:
         if self._reasoning:
-            self._notes.raw("\n\n" if not self._reasoning.endswith("\n") else "\n")
+            self._status.raw("\n\n" if not self._reasoning.endswith("\n") else "\n")
             self._reasoning = ""
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from specgguf.cli.terminal import console
-from specgguf.cli.terminal.console import Ink
+from specgguf.cli.terminal.console import Style
 
 if TYPE_CHECKING:
     from specgguf.decode.stats import Stats
@@ -60,7 +60,7 @@ def joined(said: list[str], width: int | None = None) -> str:
 
 def drafting(stats: Stats) -> str:
     """What the draft did, or why it did nothing."""
-    rests = f"rests: {stats.rest_reason}" if stats.rest_reason else ""
+    rests = f"rests: {stats.off_reason}" if stats.off_reason else ""
     if not stats.draft_n:
         return f"draft {rests}" if rests else ""
     return _drafted(stats) + (f"; now {rests}" if rests else "")
@@ -83,7 +83,7 @@ def ended_by(finish_reason: str | None, interrupted: bool, n_used: int, n_ctx: i
     return ""
 
 
-def page(last: Stats, total: Stats, n_ctx: int, ink: Ink, width: int | None = None) -> list[str]:
+def page(last: Stats, total: Stats, n_ctx: int, style: Style, width: int | None = None) -> list[str]:
     """The lines behind `/stats`: the last answer in detail, then everything so far. Why drafting rests is said once.
 
     Args:
@@ -91,17 +91,17 @@ def page(last: Stats, total: Stats, n_ctx: int, ink: Ink, width: int | None = No
     """
     if not last.n_rounds:
         return ["nothing was generated yet"]
-    room = max((width or 10_000) - 3, 24)  # after the indent, and before the last column
+    chat = max((width or 10_000) - 3, 24)  # after the indent, and before the last column
     rows = parts(last, n_ctx, rests=False)
-    rows += [*_positions(last, room), *_trace(last, ink, room), *_rests(last, room), *_time(last, room)]
+    rows += [*_positions(last, chat), *_trace(last, style, chat), *_rests(last, chat), *_time(last, chat)]
     so_far = [f"{plural(total.n_generated, 'token')}, {_speed(total)}", _drafted(total)]
     sections = {"last answer": rows, "since the start": [row for row in so_far if row]}
-    return [line for head, below in sections.items() for line in (ink.bold(head), *(f"  {row}" for row in below))]
+    return [line for head, below in sections.items() for line in (style.bold(head), *(f"  {row}" for row in below))]
 
 
-def _row(label: str, text: str, room: int) -> list[str]:
+def _row(label: str, text: str, chat: int) -> list[str]:
     """A labelled row, on as many lines as it needs: broken between words, and indented to its text."""
-    first, *others = console.rows(text, room - LABEL)
+    first, *others = console.rows(text, chat - LABEL)
     return [f"{label:<{LABEL}}{first}", *(" " * LABEL + row for row in others)]
 
 
@@ -109,7 +109,7 @@ def _speed(stats: Stats) -> str:
     return f"{stats.tokens_per_second:.1f} tok/s"
 
 
-def _positions(stats: Stats, room: int) -> list[str]:
+def _positions(stats: Stats, chat: int) -> list[str]:
     """Acceptance per position: of the drafted tokens that were reached there, how many were accepted."""
     reached, accepted = stats.reached_by_position, stats.accepted_by_position
     n = max((i + 1 for i, count in enumerate(reached) if count), default=0)
@@ -117,7 +117,7 @@ def _positions(stats: Stats, room: int) -> list[str]:
         return []
     shares = [percent(accepted[i] / reached[i]) if reached[i] else "-" for i in range(n)]
     counts = [f"{count:,}" for count in reached[:n]]
-    a_line = max((room - LABEL) // POSITION, 1)
+    a_line = max((chat - LABEL) // POSITION, 1)
     table = {"position": [str(k + 1) for k in range(n)], "accepted": shares, "reached": counts}
     return [
         f"{label:<{LABEL}}" + "".join(f"{cell:>{POSITION}}" for cell in cells[i : i + a_line])
@@ -132,32 +132,32 @@ def bars(trace: list[int], top: int) -> str:
     return "".join("·" if not k else BARS[min(steps, round(steps * k / max(top, 1)))] for k in trace)
 
 
-def _trace(stats: Stats, ink: Ink, room: int) -> list[str]:
-    trace = stats.k_trace[-min(TRACE, room - LABEL) :]
+def _trace(stats: Stats, style: Style, chat: int) -> list[str]:
+    trace = stats.draft_lengths[-min(TRACE, chat - LABEL) :]
     top = max(trace, default=0)
     if not top:
         return []
-    n = len(stats.k_trace)
+    n = len(stats.draft_lengths)
     what = plural(n, "round") if n == len(trace) else f"the last {len(trace)} of {plural(n, 'round')}"
     what += f", up to {top} tokens, · rested"
-    drawn = f"{'drafted':<{LABEL}}{ink.drafted(bars(trace, top))}"
-    if LABEL + len(trace) + 2 + len(what) <= room:
+    drawn = f"{'drafted':<{LABEL}}{style.drafted(bars(trace, top))}"
+    if LABEL + len(trace) + 2 + len(what) <= chat:
         return [f"{drawn}  {what}"]
-    return [drawn, *_row("", what, room)]
+    return [drawn, *_row("", what, chat)]
 
 
-def _rests(stats: Stats, room: int) -> list[str]:
-    n = sum(1 for k in stats.k_trace if not k)
-    if not n and not stats.rest_reason:
+def _rests(stats: Stats, chat: int) -> list[str]:
+    n = sum(1 for k in stats.draft_lengths if not k)
+    if not n and not stats.off_reason:
         return []
-    why = f"; now rests: {stats.rest_reason}" if stats.rest_reason else ""
-    return _row("rested", f"{n} of {plural(len(stats.k_trace), 'round')}{why}", room)
+    why = f"; now rests: {stats.off_reason}" if stats.off_reason else ""
+    return _row("rested", f"{n} of {plural(len(stats.draft_lengths), 'round')}{why}", chat)
 
 
-def _time(stats: Stats, room: int) -> list[str]:
+def _time(stats: Stats, chat: int) -> list[str]:
     return _row(
         "time",
         f"prompt {stats.prompt_s:.2f} s, target {stats.verify_s:.2f} s, draft {stats.draft_s:.2f} s, "
         f"the rest {stats.host_s:.2f} s",
-        room,
+        chat,
     )

@@ -10,22 +10,22 @@ import sys
 from typing import TextIO
 
 from specgguf.cli.terminal import console
-from specgguf.cli.terminal.console import Ink
+from specgguf.cli.terminal.console import Style
 
 
-class Notes:
+class StatusOutput:
     """The program's own voice, on stderr."""
 
-    def __init__(self, ink: Ink | None = None, *, stream: TextIO | None = None, quiet: bool = False) -> None:
+    def __init__(self, style: Style | None = None, *, stream: TextIO | None = None, quiet: bool = False) -> None:
         self.stream = stream if stream is not None else sys.stderr
-        self.ink = ink if ink is not None else console.ink_for(self.stream)
+        self.style = style if style is not None else console.style_for(self.stream)
         self.quiet = quiet
         self._transient = False
 
     def say(self, text: str = "") -> None:
         """A remark. Silent with `--quiet`."""
         if not self.quiet:
-            self.raw(self.ink.dim(self._folded(text)) + "\n")
+            self.raw(self.style.dim(self._folded(text)) + "\n")
 
     def tell(self, text: str = "") -> None:
         """What the user asked for: never silent, not dimmed."""
@@ -33,25 +33,25 @@ class Notes:
 
     def warn(self, text: str) -> None:
         """A remark that should not be missed."""
-        self.raw(self.ink.red("warning: ") + self._folded("warning: " + text).removeprefix("warning: ") + "\n")
+        self.raw(self.style.red("warning: ") + self._folded("warning: " + text).removeprefix("warning: ") + "\n")
 
     def error(self, message: str, hint: str = "") -> None:
         """An error that does not end the program: one line and a hint."""
-        self.raw(self.ink.red("error: ") + message + "\n")
+        self.raw(self.style.red("error: ") + message + "\n")
         if hint:
-            self.raw(self.ink.dim(f"  hint: {hint}") + "\n")
+            self.raw(self.style.dim(f"  hint: {hint}") + "\n")
 
     def wait(self, text: str, tail: str = "") -> None:
         """Show what is being waited for, in place, until something else is written; `tail` is never cut."""
-        if self.ink.live and not self.quiet:
+        if self.style.live and not self.quiet:
             line = console.one_line(text, console.width(self.stream) - 1 - len(tail)) + tail
-            self.stream.write(f"\r{self.ink.dim(line)}\x1b[K")
+            self.stream.write(f"\r{self.style.dim(line)}\x1b[K")
             self.stream.flush()
             self._transient = True
 
     def _folded(self, text: str) -> str:
         """A terminal gets lines broken between words; a file or a pipe gets one line."""
-        return console.folded(text, max(console.width(self.stream) - 1, 20)) if self.ink.tty else text
+        return console.folded(text, max(console.width(self.stream) - 1, 20)) if self.style.tty else text
 
     def clear(self) -> None:
         """Take the waiting line away."""

@@ -29,8 +29,8 @@ def lines(
     if not table:
         return []
     widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
-    room = (width or 0) - 1 - sum(w + 2 for w in widths[:-1])
-    folds = room >= LEAST_ROOM and len(widths) - 1 not in right
+    chat = (width or 0) - 1 - sum(w + 2 for w in widths[:-1])
+    folds = chat >= LEAST_ROOM and len(widths) - 1 not in right
     padded = []
     for row in table:
         *cells, last = (
@@ -38,7 +38,7 @@ def lines(
             for i, (cell, w) in enumerate(zip(row, widths, strict=True))
         )
         start = "".join(cell + "  " for cell in cells)
-        texts = console.rows(row[-1], room) if folds else [last]
+        texts = console.rows(row[-1], chat) if folds else [last]
         padded += [start + texts[0], *(" " * len(start) + text for text in texts[1:])]
     return [line.rstrip() for line in padded]
 

@@ -51,7 +51,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Recommendation:
     """What to do about drafting.
 
     Attributes:
@@ -71,7 +71,7 @@ class Report:
 
     kind: str
     rows: tuple[Row, ...]
-    verdict: Verdict
+    recommendation: Recommendation
 
 
 def report(samples: Sequence[Sample]) -> list[Report]:
@@ -82,7 +82,7 @@ def report(samples: Sequence[Sample]) -> list[Report]:
         plain = [s for s in of_kind if s.draft == "off"]
         settings = sorted({(s.engine, s.draft) for s in of_kind}, key=lambda pair: (pair[0], _place(pair[1])))
         rows = tuple(row([s for s in of_kind if (s.engine, s.draft) == key], plain) for key in settings)
-        reports.append(Report(kind, rows, verdict(rows)))
+        reports.append(Report(kind, rows, recommendation(rows)))
     return reports
 
 
@@ -117,8 +117,8 @@ def row(samples: Sequence[Sample], plain: Sequence[Sample]) -> Row:
     first = samples[0]
     speeds, ratios = list(by_repeat(samples).values()), gains(samples, plain)
     draft_n, n_rounds = sum(s.draft_n for s in samples), sum(s.n_rounds for s in samples)
-    n_resting = sum(s.rounds_by_draft_n[0] for s in samples if s.rounds_by_draft_n)
-    native = [s.native_s for s in samples if s.native_s is not None]
+    n_plain = sum(s.rounds_by_draft_n[0] for s in samples if s.rounds_by_draft_n)
+    native = [s.decode_s for s in samples if s.decode_s is not None]
     total_s = sum(s.total_s for s in samples)
     reached, accepted = (
         [sum(column) for column in _columns([getattr(s, name) for s in samples])]
@@ -139,8 +139,8 @@ def row(samples: Sequence[Sample], plain: Sequence[Sample]) -> Row:
         by_position=tuple(a / n if n else 0.0 for a, n in zip(accepted, reached, strict=True)),
         tokens_per_pass=sum(s.n_generated for s in samples) / n_rounds if n_rounds else 0.0,
         draft_n=draft_n,
-        mean_draft_n=draft_n / (n_rounds - n_resting) if n_rounds > n_resting else 0.0,
-        resting=n_resting / n_rounds if n_rounds else 0.0,
+        mean_draft_n=draft_n / (n_rounds - n_plain) if n_rounds > n_plain else 0.0,
+        resting=n_plain / n_rounds if n_rounds else 0.0,
         first_s=statistics.median(s.first_s for s in samples),
         host_share=1.0 - sum(native) / total_s if len(native) == len(samples) and total_s else None,
     )
@@ -152,12 +152,12 @@ def _columns(lists: Sequence[Sequence[int]]) -> list[list[int]]:
     return [[values[i] if i < len(values) else 0 for values in lists] for i in range(longest)]
 
 
-def verdict(rows: Sequence[Row]) -> Verdict:
+def recommendation(rows: Sequence[Row]) -> Recommendation:
     """What the rows of one kind recommend."""
     auto = next((r for r in rows if r.draft == "auto" and r.gain is not None), None)
     fixed = max((r for r in rows if isinstance(r.draft, int) and r.gain), key=_gain, default=None)
     if auto is None and fixed is None:
-        return Verdict(None, False, "too little was measured")
+        return Recommendation(None, False, "too little was measured")
     best = auto if fixed is None or (auto is not None and _gain(auto) * DIFFERS >= _gain(fixed)) else fixed
     assert best is not None
     if _gain(best) >= PAYS and best.draft_n:
@@ -166,25 +166,25 @@ def verdict(rows: Sequence[Row]) -> Verdict:
     if judged.draft_n and _gain(judged) < 1.0:
         return _off(judged, auto)
     if not judged.draft_n:
-        return Verdict(None, True, "makes no difference: nothing was drafted")
-    return Verdict(None, True, f"makes no difference: {_gain(best):.2f}×")
+        return Recommendation(None, True, "makes no difference: nothing was drafted")
+    return Recommendation(None, True, f"makes no difference: {_gain(best):.2f}×")
 
 
-def _on(best: Row, auto: Row | None) -> Verdict:
+def _on(best: Row, auto: Row | None) -> Recommendation:
     sure = best.gain_low is not None and best.gain_low >= 1.0
     doubt = "" if sure else f"; not sure: {best.gain_low:.2f} to {best.gain_high:.2f}×, more repeats would tell"
     if best is auto:
-        return Verdict("auto", sure, f"on, K about {round(best.mean_draft_n)}, {_gain(best):.2f}×{doubt}")
+        return Recommendation("auto", sure, f"on, K about {round(best.mean_draft_n)}, {_gain(best):.2f}×{doubt}")
     less = f" (auto: {_gain(auto):.2f}×)" if auto is not None else ""
-    return Verdict(best.draft, sure, f"on, always K = {best.draft}, {_gain(best):.2f}×{less}{doubt}")
+    return Recommendation(best.draft, sure, f"on, always K = {best.draft}, {_gain(best):.2f}×{less}{doubt}")
 
 
-def _off(judged: Row, auto: Row | None) -> Verdict:
+def _off(judged: Row, auto: Row | None) -> Recommendation:
     accepted = f"{100 * judged.acceptance:.0f} % accepted, " if judged.acceptance is not None else ""
     rests = auto is not None and auto is not judged and auto.resting > 0.5
     note = f" (auto rests: {_gain(auto):.2f}×)" if auto is not None and rests else ""
     sure = judged.gain_high is not None and judged.gain_high < 1.0
-    return Verdict("off", sure, f"leave it off: {accepted}{_gain(judged):.2f}×{note}")
+    return Recommendation("off", sure, f"leave it off: {accepted}{_gain(judged):.2f}×{note}")
 
 
 def _gain(row: Row) -> float:

@@ -36,7 +36,7 @@ class Generator(Protocol):
         """Sums over the latest generation."""
 
     @property
-    def native_s(self) -> float:
+    def decode_s(self) -> float:
         """Seconds inside llama.cpp so far."""
 
     def reset(self) -> None:
@@ -116,7 +116,7 @@ class Sample:
     prompt_s: float
     draft_s: float = 0.0
     verify_s: float = 0.0
-    native_s: float | None = None
+    decode_s: float | None = None
     n_rounds: int = 0
     draft_n: int = 0
     draft_n_accepted: int = 0
@@ -224,7 +224,7 @@ def measure(
     """
     tokens = prompt_ids(engine, trial.prompt, enable_thinking=enable_thinking)
     engine.reset()
-    native_before, started = engine.native_s, clock()
+    native_before, started = engine.decode_s, clock()
     first_s, n_free, finish_reason = 0.0, 0, ""
     for round in engine.generate(tokens, replace(params, seed=trial.seed), draft=trial.draft, draft_max=draft_max):
         if not first_s:
@@ -233,7 +233,7 @@ def measure(
         finish_reason = round.finish_reason or ""
     total_s = clock() - started
     stats = engine.last
-    rounds = Counter(stats.k_trace)
+    rounds = Counter(stats.draft_lengths)
     return Sample(
         engine="specgguf",
         kind=trial.kind,
@@ -250,7 +250,7 @@ def measure(
         prompt_s=stats.prompt_s,
         draft_s=stats.draft_s,
         verify_s=stats.verify_s,
-        native_s=engine.native_s - native_before,
+        decode_s=engine.decode_s - native_before,
         n_rounds=stats.n_rounds,
         draft_n=stats.draft_n,
         draft_n_accepted=stats.draft_n_accepted,

@@ -81,7 +81,7 @@ class Acceptance:
         """The chance that a token drafted with this confidence is accepted, once reached."""
         return self.by_confidence[_bin(confidence)].mean
 
-    def hinted(self, targets: Sequence[float]) -> float:
+    def expected_by_target(self, targets: Sequence[float]) -> float:
         """What the target's own confidences along a text say of a draft there, at no cost: where it is sure, both
         mostly agree. How far that holds for this draft is learned with each token that both saw."""
         return sum(self.by_target[_bin(c)].mean for c in targets) / len(targets)
@@ -124,10 +124,10 @@ class Acceptance:
             self.by_match[match].add(after, before - after)
             before = after
 
-    def observe_offer(self, match: int, offered: Sequence[int], tokens: Sequence[int]) -> None:
+    def observe_candidate(self, match: int, candidates: Sequence[int], tokens: Sequence[int]) -> None:
         """What followed an n-gram, beside the tokens that came without it: whether they agree is a fair coin of the
         chance that the offered one had, and costs nothing."""
-        for one, token in zip(offered, tokens, strict=False):
+        for one, token in zip(candidates, tokens, strict=False):
             self.by_match[match].add(float(one == token), float(one != token))
             if one != token:
                 return

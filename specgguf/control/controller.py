@@ -13,32 +13,32 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from specgguf.decode.records import PROBE_MAX, Offer, Plan, Round
-from specgguf.decode.sampling import Law
+from specgguf.decode.records import PROBE_MAX, Candidate, Plan, Round
+from specgguf.decode.sampling import Distribution
 
 from .acceptance import Acceptance
 from .costs import Costs
-from .probing import Rest
+from .probing import Probing
 
-REST_BELOW = 1.0  # rest when the best R(K) is below so many R(0), by estimate or as measured
+OFF_BELOW = 1.0  # rest when the best R(K) is below so many R(0), by estimate or as measured
 RESUME_ABOVE = 1.02  # come back from a rest when it is above, and above what catching up costs
 PAYS_ABOVE = 1.02  # where even perfect acceptance stays below, drafting is hopeless
-GO_ON_ABOVE = 0.95  # of the current speed: what further tokens add per second; just below it is as good as even
+KEEP_DRAFTING_ABOVE = 0.95  # of the current speed: what further tokens add per second; just below it is as good as even
 PLAIN_EVERY = 128  # drafted rounds between two plain ones, which keep R(0) honest
 PLAIN_OFTEN, CLOSE = 16, 1.2  # as long as drafting gains less than this, where a plain round costs next to nothing
 REALISED_ROUNDS = 8.0  # drafted rounds before their measured speed may send drafting to rest
-SIT_OUT = 16  # plain tokens that a measured loss stands for, at least
+BACK_OFF = 16  # plain tokens that a measured loss stands for, at least
 
 
 class Fixed:
     """Always drafts `n` tokens; 0 is plain decoding, and `rest_reason` says why."""
 
-    def __init__(self, n: int, rest_reason: str = "") -> None:
+    def __init__(self, n: int, off_reason: str = "") -> None:
         self.n = n
-        self.rest_reason = rest_reason
+        self.off_reason = off_reason
 
-    def plan(self, room: int, offer: Offer | None = None) -> Plan:
-        return Plan(min(self.n, room))
+    def plan(self, n_draft_max: int, candidate: Candidate | None = None) -> Plan:
+        return Plan(min(self.n, n_draft_max))
 
     def observe(self, round: Round) -> None:
         pass
@@ -69,27 +69,27 @@ class Adaptive:
         self.has_model = has_model
         self.draft_first = draft_first
         self.acceptance = Acceptance(draft_max)
-        self.rest_reason = ""
+        self.off_reason = ""
         self._trace = trace
-        self._rest = Rest(costs)
+        self._probing = Probing(costs)
         self._first = True  # the round that reads the prompt comes next
         self._since_plain = 0
         self._measured = _Measured()
         self._measured_gain = 1.0  # of drafting over plain decoding, when it last fell below 1
-        self._sit_out = self._sit_out_next = 0  # plain tokens before the estimates may overrule it
+        self._back_off = self._back_off_next = 0  # plain tokens before the estimates may overrule it
         self._confidences: list[float] = []
         self._stopped = False
         self._speed = 0.0  # R* of the round in flight
         self._n_max = 0
         self._probed = False
-        self._offer: Offer | None = None  # what the lookup found for the round in flight
+        self._candidate: Candidate | None = None  # what the lookup found for the round in flight
 
     def new_turn(self) -> None:
         """A new generation: keep what was learned, softened; look again soon when resting."""
         self.acceptance.soften()
         self._measured = _Measured()
-        self._sit_out = self._sit_out_next = 0
-        self._rest.new_turn()
+        self._back_off = self._back_off_next = 0
+        self._probing.new_turn()
         self._first = True
 
     # --- before a round -----------------------------------------------------------------------------------
@@ -110,30 +110,32 @@ class Adaptive:
         draft = k * (self.costs.draft_s or 0.0)
         return max(self.costs.host_s + draft + self.costs.verify(k + 1), 1e-9)
 
-    def plan(self, room: int, offer: Offer | None = None) -> Plan:
-        k_max = min(self.draft_max, room)
-        k, probe, why = self._decide(k_max, room) if self.has_model else (0, 0, "no draft model")
+    def plan(self, n_draft_max: int, candidate: Candidate | None = None) -> Plan:
+        k_max = min(self.draft_max, n_draft_max)
+        k, probe, why = self._decide(k_max, n_draft_max) if self.has_model else (0, 0, "no draft model")
         source = ""
-        found = self._from_offer(offer, k_max, k)
+        found = self._from_candidate(candidate, k_max, k)
         if found:
             k, probe, why, source = found, 0, "lookup", "lookup"
         self._confidences, self._stopped, self._n_max, self._probed = [], False, k, probe > 0
-        self._offer = offer
+        self._candidate = candidate
         if self._trace is not None:
             speeds = [round(speed, 3) for speed in self.speeds()]
             record = {"event": "plan", "n_max": k, "source": source, "probe": probe, "why": why, "speeds": speeds}
-            self._trace(record | {"room": room, "match": offer.match if offer is not None and found else 0})
-        return Plan(k, self._go_on, source, probe, self.costs.padding) if k or probe else Plan(0)
+            self._trace(
+                record | {"room": n_draft_max, "match": candidate.match if candidate is not None and found else 0}
+            )
+        return Plan(k, self._keep_drafting, source, probe, self.costs.padding) if k or probe else Plan(0)
 
-    def _from_offer(self, offer: Offer | None, k_max: int, k: int) -> int:
+    def _from_candidate(self, candidate: Candidate | None, k_max: int, k: int) -> int:
         """How many offered tokens to take: as many as make the fastest round, 0 where the draft model (k > 0) or
         plain decoding is expected to be faster."""
-        if offer is None or self._first or k_max <= 0:
+        if candidate is None or self._first or k_max <= 0:
             return 0
         rival = max(self.speeds()) if k else 1.0 / self._seconds(0)
-        chance = self.acceptance.by_match[offer.match].mean
+        chance = self.acceptance.by_match[candidate.match].mean
         best, expected, alive = 0, 1.0, 1.0
-        for m in range(1, min(len(offer.tokens), k_max) + 1):
+        for m in range(1, min(len(candidate.tokens), k_max) + 1):
             alive *= chance
             expected += alive
             speed = expected / max(self.costs.host_s + self.costs.verify(m + 1), 1e-9)
@@ -141,7 +143,7 @@ class Adaptive:
                 best, rival = m, speed
         return best
 
-    def _decide(self, k_max: int, room: int) -> tuple[int, int, str]:
+    def _decide(self, k_max: int, n_draft_max: int) -> tuple[int, int, str]:
         """Tokens to draft, plain tokens to score first, and why."""
         if k_max <= 0:
             return 0, 0, "no room"
@@ -151,21 +153,21 @@ class Adaptive:
             return min(k_max, self.draft_first), 0, "measuring"
         plain, *perfect = self.speeds(lambda _position: 1.0)
         if max(perfect) < PAYS_ABOVE * plain:
-            self._begin_rest("even a perfectly accepted draft would cost more than it saves on this machine")
+            self._turn_off("even a perfectly accepted draft would cost more than it saves on this machine")
             return 0, 0, "hopeless"
-        believed = self._rest.believed(self.acceptance) if self._rest.on else self.acceptance.bound
+        believed = self._probing.believed(self.acceptance) if self._probing.on else self.acceptance.bound
         gain = min(max(self.speeds(believed)[1:]) / plain, self._as_measured(plain))
-        if gain < (RESUME_ABOVE if self._rest.on else REST_BELOW) + self._rest.catching_up(room):
+        if gain < (RESUME_ABOVE if self._probing.on else OFF_BELOW) + self._probing.catching_up(n_draft_max):
             why = f"drafting would run at {gain:.2f} of plain speed, with {believed(0):.0%} of first tokens right"
-            self._begin_rest(why + (": too little to begin for" if gain >= REST_BELOW else ""))
-            return (0, PROBE_MAX, "probe") if self._rest.probe_is_due else (0, 0, "rest")
-        if self._rest.on:
-            if self._rest.must_ask:
+            self._turn_off(why + (": too little to begin for" if gain >= OFF_BELOW else ""))
+            return (0, PROBE_MAX, "probe") if self._probing.probe_is_due else (0, 0, "rest")
+        if self._probing.on:
+            if self._probing.must_ask:
                 return 0, PROBE_MAX, "probe"
             self._measured = _Measured()
-            self.acceptance.adopt(self._rest.targets)
-        self._rest.end()
-        self.rest_reason = ""
+            self.acceptance.adopt(self._probing.targets)
+        self._probing.end()
+        self.off_reason = ""
         if self._since_plain >= (PLAIN_OFTEN if gain < CLOSE else PLAIN_EVERY):
             return 0, 0, "measuring plain"
         self._speed = max(self.speeds())
@@ -177,44 +179,46 @@ class Adaptive:
         Where drafting lost, it stands for a while, twice as long each time: the estimates that promised a gain
         would promise it again at once.
         """
-        if self._rest.on:
-            return self._measured_gain if self._sit_out > 0 else math.inf
+        if self._probing.on:
+            return self._measured_gain if self._back_off > 0 else math.inf
         if self._measured.rounds < REALISED_ROUNDS:
             return math.inf
         gain = self._measured.speed / plain + 1.0 / self._measured.rounds  # an upper bound: rounds differ by luck
-        if gain < REST_BELOW:
+        if gain < OFF_BELOW:
             self._measured_gain = gain
-            self._sit_out = self._sit_out_next = max(2 * self._sit_out_next, SIT_OUT)
+            self._back_off = self._back_off_next = max(2 * self._back_off_next, BACK_OFF)
         return gain
 
-    def _begin_rest(self, reason: str) -> None:
-        self._rest.begin()
-        self.rest_reason = reason
+    def _turn_off(self, reason: str) -> None:
+        self._probing.begin()
+        self.off_reason = reason
 
     # --- in a round ---------------------------------------------------------------------------------------
 
-    def _go_on(self, i: int, law: Law | None) -> bool:
+    def _keep_drafting(self, i: int, distribution: Distribution | None) -> bool:
         """Worth it? `law` None: a draft decode for token i; else: drawing token i from `law`.
 
         Yes when for some number of further tokens what they are expected to add repays, at the current speed,
         what is still unpaid: draft decodes, and the wider verification.
         """
-        if law is not None:
-            self._confidences.append(law.confidence)
+        if distribution is not None:
+            self._confidences.append(distribution.confidence)
         alive = 1.0
         for confidence in self._confidences[:i]:
             alive *= self.acceptance.given(confidence)
         draft_s = self.costs.draft_s or 0.0
-        unpaid = draft_s if law is None else 0.0
+        unpaid = draft_s if distribution is None else 0.0
         gain = 0.0
         for j in range(i, self._n_max):
-            given = j == i and law is not None
+            given = j == i and distribution is not None
             alive *= self.acceptance.given(self._confidences[i]) if given else self.acceptance.at(j)
             gain += alive
-            if gain >= GO_ON_ABOVE * self._speed * (unpaid + self.costs.verify(j + 2) - self.costs.verify(i + 1)):
+            if gain >= KEEP_DRAFTING_ABOVE * self._speed * (
+                unpaid + self.costs.verify(j + 2) - self.costs.verify(i + 1)
+            ):
                 return True
             unpaid += draft_s
-        self._stopped = law is not None
+        self._stopped = distribution is not None
         return False
 
     # --- after a round ------------------------------------------------------------------------------------
@@ -222,32 +226,34 @@ class Adaptive:
     def observe(self, round: Round) -> None:
         steps = len(self._confidences)
         if not self._first:  # what a checkpoint makes the target read again is part of the price of drafting
-            if round.draft_n or round.n_owed == 1:
+            if round.draft_n or round.n_pending == 1:
                 self.costs.observe_verify(round.draft_n + 1 + round.n_padding, round.verify_s + round.prefill_s)
             self.costs.observe_host(round.host_s)
         if self._probed:  # empty where the draft could not read
-            self.acceptance.observe_overlaps(round.probe, self._rest.observe_probe(round))
-        self._rest.observe(round, first=self._first, drafted=steps > 0)
+            self.acceptance.observe_overlaps(round.probe, self._probing.observe_probe(round))
+        self._probing.observe(round, first=self._first, drafted=steps > 0)
         self._first = False
         if self._n_max and not steps and not round.draft_n:
-            self.rest_reason = "the draft model cannot read on: its context is full, or it lacks a token of the text"
-        if self._offer is not None and round.source == "lookup":
-            self.acceptance.observe_match(self._offer.match, round.survival, round.draft_n)
-            self.rest_reason = ""
-        elif self._offer is not None:
-            self.acceptance.observe_offer(self._offer.match, self._offer.tokens, round.tokens)
+            self.off_reason = "the draft model cannot read on: its context is full, or it lacks a token of the text"
+        if self._candidate is not None and round.source == "lookup":
+            self.acceptance.observe_match(self._candidate.match, round.survival, round.draft_n)
+            self.off_reason = ""
+        elif self._candidate is not None:
+            self.acceptance.observe_candidate(self._candidate.match, self._candidate.tokens, round.tokens)
         if steps:
-            self.costs.observe_draft(steps, round.n_synced, round.draft_s)
+            self.costs.observe_draft(steps, round.n_draft_prefilled, round.draft_s)
             self.acceptance.observe(round.survival, self._confidences, self._stopped, round.confidences)
-            synced_s = round.n_synced * (self.costs.sync_s or 0.0) if round.n_synced > 2 else 0.0
-            seconds = max(round.draft_s - synced_s, 0.0) + round.prefill_s + round.verify_s + round.host_s
+            prefilled_s = (
+                round.n_draft_prefilled * (self.costs.draft_prefill_s or 0.0) if round.n_draft_prefilled > 2 else 0.0
+            )
+            seconds = max(round.draft_s - prefilled_s, 0.0) + round.prefill_s + round.verify_s + round.host_s
             self._measured.add(1.0 + sum(round.survival), seconds)
             self._since_plain += 1
         elif not round.draft_n:
-            self._sit_out -= len(round.tokens)
+            self._back_off -= len(round.tokens)
             self._since_plain = 0
         if self._trace is not None:
-            self._trace(_record(round, self.rest_reason))
+            self._trace(_record(round, self.off_reason))
 
 
 class _Measured:
@@ -267,7 +273,7 @@ class _Measured:
         return self.tokens / self.seconds if self.seconds > 0.0 else 0.0
 
 
-def _record(round: Round, rest_reason: str) -> dict[str, Any]:
+def _record(round: Round, off_reason: str) -> dict[str, Any]:
     return {
         "event": "round",
         "drafted": round.draft_n,
@@ -279,5 +285,5 @@ def _record(round: Round, rest_reason: str) -> dict[str, Any]:
         "draft_s": round.draft_s,
         "verify_s": round.verify_s,
         "host_s": round.host_s,
-        "rest_reason": rest_reason,
+        "rest_reason": off_reason,
     }

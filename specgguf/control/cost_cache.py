@@ -29,7 +29,7 @@ def costs_for(
     """The pair's costs: from an earlier run, or measured now and kept."""
     path = _file(target, draft, draft_max)
     saved = _read(path)
-    pads = target.rewinds_freely
+    pads = target.rolls_back_freely
     costs = Costs.from_json(widest(draft_max, pads=pads), saved, pads=pads) if saved is not None else None
     if costs is None or not _still_true(costs, target, clock):
         costs = calibrate(target, draft, draft_max, clock)

@@ -32,20 +32,20 @@ class Extendable(Protocol):
     n_ctx: int
 
     @property
-    def rewinds_freely(self) -> bool:
+    def rolls_back_freely(self) -> bool:
         """Whether `rewind` always keeps what it is asked to, so that a pass can be padded."""
 
     @property
     def tokens(self) -> Sequence[int]:
         """What the cache holds."""
 
-    def extend(self, tokens: Sequence[int], n_rows: int) -> Any:
+    def extend(self, tokens: Sequence[int], n_outputs: int) -> Any:
         """Decode `tokens`."""
 
     def mark(self, n_ahead: int) -> None:
         """Up to `n_ahead` of the tokens decoded next are dropped again."""
 
-    def rewind(self, n: int) -> int:
+    def roll_back(self, n: int) -> int:
         """Keep the first `n`."""
 
 
@@ -112,14 +112,14 @@ class Costs:
         widths: int,
         verify_s: Mapping[int, float] | None = None,
         draft_s: float | None = None,
-        sync_s: float | None = None,
+        draft_prefill_s: float | None = None,
         *,
         pads: bool = False,
     ) -> None:
         self.widths = widths
         self.pads = pads
         self.draft_s = draft_s
-        self.sync_s = sync_s
+        self.draft_prefill_s = draft_prefill_s
         self.host_s = 0.0
         self._seen = {n: _Pass(s, CALIBRATED) for n, s in (verify_s or {}).items() if 1 <= n <= widths}
         if 1 in self._seen:
@@ -130,7 +130,7 @@ class Costs:
     def to_json(self) -> dict[str, Any]:
         """What a later run of the same pair on the same machine can begin with."""
         verify_s = {str(n): one.seconds for n, one in self._seen.items()}
-        return {"verify_s": verify_s, "draft_s": self.draft_s, "sync_s": self.sync_s}
+        return {"verify_s": verify_s, "draft_s": self.draft_s, "sync_s": self.draft_prefill_s}
 
     @classmethod
     def from_json(cls, widths: int, saved: Mapping[str, Any], *, pads: bool = False) -> Costs | None:
@@ -201,14 +201,14 @@ class Costs:
             for one in self._seen.values():
                 one.follow(moved)
             share = _share(moved, self._draft_age)
-            self.draft_s, self.sync_s = (s and s * share for s in (self.draft_s, self.sync_s))
+            self.draft_s, self.draft_prefill_s = (s and s * share for s in (self.draft_s, self.draft_prefill_s))
 
-    def observe_draft(self, n_steps: int, n_synced: int, seconds: float) -> None:
+    def observe_draft(self, n_steps: int, n_draft_prefilled: int, seconds: float) -> None:
         """A draft of `n_steps` decodes took so long; its first decode caught up with `n_synced` tokens."""
-        if n_synced > 2:
-            if self.draft_s is not None and n_synced > 8:
-                per_token = max(seconds - (n_steps - 1) * self.draft_s, 0.0) / n_synced
-                self.sync_s = _moved(self.sync_s, per_token)
+        if n_draft_prefilled > 2:
+            if self.draft_s is not None and n_draft_prefilled > 8:
+                per_token = max(seconds - (n_steps - 1) * self.draft_s, 0.0) / n_draft_prefilled
+                self.draft_prefill_s = _moved(self.draft_prefill_s, per_token)
             return
         if n_steps:
             self.draft_s = _moved(self.draft_s, seconds / n_steps)
@@ -241,7 +241,7 @@ def calibrated_widths(draft_max: int, *, pads: bool) -> list[int]:
     return sorted({1, 2, draft_max + 1, *(n for n in (4, *range(TILE, widths + 1, TILE)) if n <= widths)})
 
 
-def measure(model: Extendable, width: int, n_rows: int, clock: Callable[[], float]) -> float:
+def measure(model: Extendable, width: int, n_outputs: int, clock: Callable[[], float]) -> float:
     """Seconds of a pass over `width` tokens: the faster of two, since the first pays for its graph. The cache holds
     afterwards what it held before."""
     seconds = []
@@ -249,9 +249,9 @@ def measure(model: Extendable, width: int, n_rows: int, clock: Callable[[], floa
         n = len(model.tokens)
         model.mark(model.n_ctx)  # the whole pass is dropped again, further than a native rollback reaches
         started = clock()
-        model.extend([0] * width, min(width, n_rows))
+        model.extend([0] * width, min(width, n_outputs))
         seconds.append(clock() - started)
-        model.rewind(n)
+        model.roll_back(n)
     return min(seconds)
 
 
@@ -260,16 +260,16 @@ def calibrate(
 ) -> Costs:
     """Measure a pair where it stands: passes of the target at `calibrated_widths`, a draft step, and a batched
     catching up per token."""
-    pads = target.rewinds_freely
+    pads = target.rolls_back_freely
     widths = widest(draft_max, pads=pads)
 
     def best_of_two(model: Extendable, width: int) -> float:
         return measure(model, width, widths, clock)
 
-    room = target.n_ctx - len(target.tokens)
-    if room > 1:
+    n_draft_max = target.n_ctx - len(target.tokens)
+    if n_draft_max > 1:
         best_of_two(target, 2)  # the first pass of all reads the weights from disk
-    verify_s = {n: best_of_two(target, n) for n in calibrated_widths(draft_max, pads=pads) if n <= room}
+    verify_s = {n: best_of_two(target, n) for n in calibrated_widths(draft_max, pads=pads) if n <= n_draft_max}
     if draft is None:
         return Costs(widths, verify_s, 0.0, 0.0, pads=pads)
     wide = min(16, draft.n_ctx - len(draft.tokens))

@@ -23,7 +23,7 @@ HINT_PRIOR = 6.0  # such tokens that what was known before them is worth
 HORIZON = 128  # tokens that are expected to follow, at least
 
 
-class Rest:
+class Probing:
     """The rests of a controller, and what the draft has missed in them.
 
     Attributes:
@@ -69,15 +69,15 @@ class Rest:
         """The chance of acceptance by position that the hints speak for."""
         if not self.targets:
             return acceptance.at
-        n, hint = len(self.targets), acceptance.hinted(self.targets)
+        n, hint = len(self.targets), acceptance.expected_by_target(self.targets)
         return lambda position: (n * hint + HINT_PRIOR * acceptance.at(position)) / (n + HINT_PRIOR)
 
-    def catching_up(self, room: int) -> float:
+    def catching_up(self, n_draft_max: int) -> float:
         """What drafting must gain to repay the reading of what the draft missed, as a share of plain decoding: as if
         as many tokens followed as were missed, or some more where those were few, but no more than `room` and one."""
         missed = self._n_context - self._n_drafted_at
-        follow = min(max(missed, HORIZON), room + 1)
-        return missed * (self._costs.sync_s or 0.0) / max(follow * self._costs.verify(1), 1e-9)
+        follow = min(max(missed, HORIZON), n_draft_max + 1)
+        return missed * (self._costs.draft_prefill_s or 0.0) / max(follow * self._costs.verify(1), 1e-9)
 
     def observe(self, round: Round, *, first: bool, drafted: bool) -> None:
         """A round: the first of its turn, or one that the draft model read along with, or another."""
@@ -105,5 +105,5 @@ class Rest:
     def _affordable(self, seconds: float) -> int:
         """So many plain tokens keep a probe that takes so long within its budget."""
         plain_s = self._costs.verify(1)
-        seconds = max(seconds, 2 * PROBE_MAX * (self._costs.sync_s or 0.0))
+        seconds = max(seconds, 2 * PROBE_MAX * (self._costs.draft_prefill_s or 0.0))
         return max(2 * PROBE_GAP, int(seconds / (PROBE_BUDGET * plain_s)) if plain_s > 0.0 else 0)

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from .records import Draft
-from .sampling import Law, Logits, Rng, draw
+from .sampling import Distribution, Logits, Rng, draw
 
 # Owed tokens ride along with the next pass; more than these are replayed in one of their own, after which the
 # cache is marked again (a checkpoint would otherwise fall further behind with each rejection).
-OWED_RIDING_MAX = 8
+PENDING_MAX = 8
 SCORE_CONTEXT = 16  # tokens read before the scored ones when the middle of a text is skipped
 
 
@@ -26,14 +26,14 @@ class Extendable(Protocol):
     eog: frozenset[int]
 
     @property
-    def rewinds_freely(self) -> bool:
+    def rolls_back_freely(self) -> bool:
         """Whether the cache keeps any prefix that it is asked to, without marks."""
 
     @property
     def tokens(self) -> Sequence[int]:
         """What the cache holds."""
 
-    def extend(self, tokens: Sequence[int], n_rows: int) -> Logits:
+    def extend(self, tokens: Sequence[int], n_outputs: int) -> Logits:
         """Decode `tokens` after the cached ones; logits of the last `n_rows`."""
 
     def mark(self, n_ahead: int) -> None:
@@ -47,15 +47,15 @@ class Drafter(Protocol):
     """Proposes tokens after a committed text."""
 
     name: str
-    n_synced: int  # tokens decoded to catch up in the last propose()
+    n_draft_prefilled: int  # tokens decoded to catch up in the last propose()
 
     def propose(
         self,
         committed: Sequence[int],
         n_max: int,
-        law: Callable[[Logits, Sequence[int]], Law],
+        distribution: Callable[[Logits, Sequence[int]], Distribution],
         rng: Rng,
-        go_on: Callable[[int, Law | None], bool],
+        keep_drafting: Callable[[int, Distribution | None], bool],
     ) -> Draft:
         """At most `n_max` tokens after `committed`.
 
@@ -65,7 +65,10 @@ class Drafter(Protocol):
         """
 
     def score(
-        self, committed: Sequence[int], laws: Sequence[Law], law: Callable[[Logits, Sequence[int]], Law]
+        self,
+        committed: Sequence[int],
+        probs: Sequence[Distribution],
+        distribution: Callable[[Logits, Sequence[int]], Distribution],
     ) -> tuple[tuple[float, float], ...]:
         """How well this drafter would have done on the latest plain tokens: (confidence, Σ min(p, q)) of each.
 
@@ -87,63 +90,66 @@ class ModelDrafter:
     def __init__(self, model: Extendable, name: str = "model", *, eog: frozenset[int] = frozenset()) -> None:
         self.model = model
         self.name = name
-        self.n_synced = 0
+        self.n_draft_prefilled = 0
         self._eog = model.eog | eog
 
     def propose(
         self,
         committed: Sequence[int],
         n_max: int,
-        law: Callable[[Logits, Sequence[int]], Law],
+        distribution: Callable[[Logits, Sequence[int]], Distribution],
         rng: Rng,
-        go_on: Callable[[int, Law | None], bool],
+        keep_drafting: Callable[[int, Distribution | None], bool],
     ) -> Draft:
         model = self.model
-        self.n_synced = 0
+        self.n_draft_prefilled = 0
         n_max = min(n_max, model.n_ctx - len(committed))
         if n_max <= 0:
             return Draft()
         kept = model.reuse(committed[:-1])
         if max(committed[kept:]) >= model.n_vocab:
             return Draft()  # an id that only the target has: the draft cannot read on
-        self.n_synced = len(committed) - kept
+        self.n_draft_prefilled = len(committed) - kept
         tokens: list[int] = []
-        laws: list[Law] = []
-        owed = committed[kept:]
-        if len(owed) > OWED_RIDING_MAX and not model.rewinds_freely:
-            model.extend(owed[:-1], 0)
-            owed = owed[-1:]
-        model.mark(len(owed) + n_max - 1)
-        logits = model.extend(owed, 1)[0]
+        probs: list[Distribution] = []
+        pending = committed[kept:]
+        if len(pending) > PENDING_MAX and not model.rolls_back_freely:
+            model.extend(pending[:-1], 0)
+            pending = pending[-1:]
+        model.mark(len(pending) + n_max - 1)
+        logits = model.extend(pending, 1)[0]
         while True:
-            q = law(logits, tokens)
-            if not go_on(len(tokens), q):
+            q = distribution(logits, tokens)
+            if not keep_drafting(len(tokens), q):
                 break
             tokens.append(draw(q, rng))
-            laws.append(q)
-            if len(tokens) == n_max or tokens[-1] in self._eog or not go_on(len(tokens), None):
+            probs.append(q)
+            if len(tokens) == n_max or tokens[-1] in self._eog or not keep_drafting(len(tokens), None):
                 break
             logits = model.extend(tokens[-1:], 1)[0]
-        return Draft(tuple(tokens), tuple(laws), self.name if tokens else "")
+        return Draft(tuple(tokens), tuple(probs), self.name if tokens else "")
 
     def score(
-        self, committed: Sequence[int], laws: Sequence[Law], law: Callable[[Logits, Sequence[int]], Law]
+        self,
+        committed: Sequence[int],
+        probs: Sequence[Distribution],
+        distribution: Callable[[Logits, Sequence[int]], Distribution],
     ) -> tuple[tuple[float, float], ...]:
         """One batched decode. Where the cache lags far behind, the middle is skipped: the scored tokens and a few
         before them are read right after what is cached, and dropped again. The scores are then a little too low,
         at a small part of the price of catching up."""
         model = self.model
         kept = model.reuse(committed[:-1])
-        n = min(len(laws), len(committed) - 1 - kept)
+        n = min(len(probs), len(committed) - 1 - kept)
         window = n + SCORE_CONTEXT
-        skips = len(committed) - 1 - kept > window and model.rewinds_freely
-        owed = committed[-1 - window : -1] if skips else committed[kept:-1]
-        if n == 0 or kept + len(owed) > model.n_ctx or max(owed) >= model.n_vocab:
+        skips = len(committed) - 1 - kept > window and model.rolls_back_freely
+        pending = committed[-1 - window : -1] if skips else committed[kept:-1]
+        if n == 0 or kept + len(pending) > model.n_ctx or max(pending) >= model.n_vocab:
             return ()
-        rows = model.extend(owed, n)
+        rows = model.extend(pending, n)
         scores = []
-        for p, logits in zip(laws[-n:], rows, strict=True):
-            q = law(logits, ())
+        for p, logits in zip(probs[-n:], rows, strict=True):
+            q = distribution(logits, ())
             scores.append((q.confidence, p.overlap(q)))
         if skips:
             model.reuse(committed[:kept])

@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 
 from specgguf.config import DRAFT_MAX_LIMIT
 
-from .records import Draft, Offer
-from .sampling import Law, Logits, Rng
+from .records import Candidate, Draft
+from .sampling import Distribution, Logits, Rng
 
 SIZES = (4, 3, 2)  # n-grams tried, the longest first
 
 
-class LookupDrafter:
+class NgramDrafter:
     """Looks the latest tokens up in the text itself.
 
     Args:
@@ -27,35 +27,38 @@ class LookupDrafter:
     name = "lookup"
 
     def __init__(self, n_vocab: int, eog: frozenset[int]) -> None:
-        self.n_synced = 0
+        self.n_draft_prefilled = 0
         self._n_vocab, self._eog = n_vocab, eog
         self._tokens: list[int] = []
         self._ends: dict[tuple[int, ...], int] = {}  # n-gram -> the position after its last occurrence
 
-    def offer(self, committed: Sequence[int]) -> Offer | None:
+    def candidate(self, committed: Sequence[int]) -> Candidate | None:
         """What could be drafted now; None where no n-gram occurred before."""
         self._index(committed)
         for size in SIZES:
             end = self._ends.get(tuple(committed[-size:]))
             if end is not None:
                 tokens = self._usable(committed[end : end + DRAFT_MAX_LIMIT])
-                return Offer(tokens, size) if tokens else None
+                return Candidate(tokens, size) if tokens else None
         return None
 
     def propose(
         self,
         committed: Sequence[int],
         n_max: int,
-        law: Callable[[Logits, Sequence[int]], Law],
+        distribution: Callable[[Logits, Sequence[int]], Distribution],
         rng: Rng,
-        go_on: Callable[[int, Law | None], bool],
+        keep_drafting: Callable[[int, Distribution | None], bool],
     ) -> Draft:
-        offer = self.offer(committed)
-        tokens = offer.tokens[:n_max] if offer is not None else ()
+        candidate = self.candidate(committed)
+        tokens = candidate.tokens[:n_max] if candidate is not None else ()
         return Draft(tokens, (None,) * len(tokens), self.name if tokens else "")
 
     def score(
-        self, committed: Sequence[int], laws: Sequence[Law], law: Callable[[Logits, Sequence[int]], Law]
+        self,
+        committed: Sequence[int],
+        probs: Sequence[Distribution],
+        distribution: Callable[[Logits, Sequence[int]], Distribution],
     ) -> tuple[tuple[float, float], ...]:
         return ()  # trying costs nothing
 

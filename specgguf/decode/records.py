@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from .sampling import Law
+from .sampling import Distribution
 
 PROBE_MAX = 16  # plain tokens that one probe can score
 
@@ -27,7 +27,7 @@ class Draft:
     """
 
     tokens: tuple[int, ...] = ()
-    laws: tuple[Law | None, ...] = ()
+    probs: tuple[Distribution | None, ...] = ()
     source: str = ""
 
     def __len__(self) -> int:
@@ -35,7 +35,7 @@ class Draft:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class VerifyResult:
     """What the verifier decided.
 
     Attributes:
@@ -51,7 +51,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class Candidate:
     """A draft that can be had for nothing.
 
     Attributes:
@@ -63,7 +63,7 @@ class Offer:
     match: int
 
 
-def always(_i: int, _law: Law | None) -> bool:
+def always(_i: int, _distribution: Distribution | None) -> bool:
     """The go-on rule of a plan that drafts its full length."""
     return True
 
@@ -87,7 +87,7 @@ class Plan:
     """
 
     n_max: int
-    go_on: Callable[[int, Law | None], bool] = always
+    keep_drafting: Callable[[int, Distribution | None], bool] = always
     source: str = ""
     probe: int = 0
     padding: Callable[[int], int] = no_padding
@@ -142,10 +142,10 @@ class Round:
     confidences: tuple[float, ...] = ()
     source: str = ""
     probe: tuple[tuple[float, float], ...] = ()
-    n_owed: int = 1
+    n_pending: int = 1
     n_padding: int = 0
     n_prefilled: int = 0
-    n_synced: int = 0
+    n_draft_prefilled: int = 0
     n_context: int = 0
     prefill_s: float = 0.0
     draft_s: float = 0.0

@@ -26,7 +26,7 @@ COLDEST = 1e-30  # a temperature below it is the same law, and overflows
 GREEDY_SEEN = 8  # candidates that a greedy law's confidence is taken over
 
 
-class Law:
+class Distribution:
     """A sparse probability law over token ids.
 
     Attributes:
@@ -62,24 +62,24 @@ class Law:
         found = order[at]
         return np.where(self.ids[found] == ids, self.probs[found], 0.0)
 
-    def overlap(self, other: Law) -> float:
+    def overlap(self, other: Distribution) -> float:
         """Σ min(p, q) = 1 − total variation: the chance that token verification accepts."""
         return float(np.minimum(self.probs, other.on(self.ids)).sum())
 
 
-def one_hot(token: int) -> Law:
+def one_hot(token: int) -> Distribution:
     """The law of a token that was not drawn but chosen."""
-    return Law(np.array([token], dtype=np.int32), np.ones(1))
+    return Distribution(np.array([token], dtype=np.int32), np.ones(1))
 
 
-def residual(p: Law, q: Law, scale: float = 1.0) -> tuple[Law, float]:
+def residual(p: Distribution, q: Distribution, scale: float = 1.0) -> tuple[Distribution, float]:
     """norm(max(0, scale·p − q)) and its mass before normalising; a zero residual falls back to p."""
     weights = np.maximum(0.0, scale * p.probs - q.on(p.ids))
     mass = float(weights.sum())
     if mass <= 0.0:
         return p, 0.0
     keep = weights > 0.0
-    return Law(p.ids[keep], weights[keep] / mass), mass
+    return Distribution(p.ids[keep], weights[keep] / mass), mass
 
 
 class Rng:
@@ -101,9 +101,9 @@ class Rng:
         return bool(self._generator.random() < p)
 
 
-def draw(law: Law, rng: Rng) -> int:
+def draw(distribution: Distribution, rng: Rng) -> int:
     """A token id drawn from `law`."""
-    return int(law.ids[rng.categorical(law.probs)])
+    return int(distribution.ids[rng.categorical(distribution.probs)])
 
 
 def largest(logits: Logits, k: int) -> Ids:
@@ -187,7 +187,7 @@ class Transform:
             params.repeat_penalty != 1.0 or params.frequency_penalty != 0.0 or params.presence_penalty != 0.0
         )
 
-    def law(self, logits: Logits, generated: Sequence[int]) -> Law:
+    def distribution(self, logits: Logits, generated: Sequence[int]) -> Distribution:
         """The law of the next token.
 
         Args:
@@ -202,7 +202,7 @@ class Transform:
         params = self.params
         if params.temperature == 0.0:
             ids = self._candidates(logits, GREEDY_SEEN if self.grammar is None else 1, generated)
-            return Law(ids[:1], np.ones(1), _confidence(logits[ids]))
+            return Distribution(ids[:1], np.ones(1), _confidence(logits[ids]))
         if params.temperature < 0.0:
             ids = self._candidates(logits, 0, generated)
             return _normalised(ids, logits[ids].astype(np.float64), 1.0)
@@ -286,13 +286,13 @@ def _confidence(scores: npt.NDArray[Any]) -> float:
     return float(1.0 / np.exp(scores - scores[0]).sum())
 
 
-def _normalised(ids: Ids, scores: Probs, confidence: float) -> Law:
+def _normalised(ids: Ids, scores: Probs, confidence: float) -> Distribution:
     """softmax(scores) as a law over `ids`, without the entries that underflow to 0."""
     probs = np.exp(scores - scores.max())
     probs /= probs.sum()
     if probs[-1] == 0.0:
         ids, probs = ids[probs > 0.0], probs[probs > 0.0]
-    return Law(ids, probs, confidence)
+    return Distribution(ids, probs, confidence)
 
 
 def _typical(scores: Probs, typical_p: float) -> npt.NDArray[np.intp]:

@@ -38,7 +38,7 @@ class Stats:
     n_replayed: int = 0
     n_generated: int = 0
     n_rounds: int = 0
-    n_resting: int = 0
+    n_plain: int = 0
     n_from_draft: int = 0
     draft_n: int = 0
     draft_n_accepted: int = 0
@@ -49,8 +49,8 @@ class Stats:
     draft_s: float = 0.0
     verify_s: float = 0.0
     host_s: float = 0.0
-    k_trace: list[int] = field(default_factory=list)
-    rest_reason: str = ""
+    draft_lengths: list[int] = field(default_factory=list)
+    off_reason: str = ""
     _reading: bool = field(default=True, repr=False)  # the round that reads the prompt comes next
 
     def begin(self, n_prompt: int, n_cached: int) -> None:
@@ -62,7 +62,7 @@ class Stats:
     def add(self, round: Round) -> None:
         """One more round."""
         self.n_rounds += 1
-        self.n_resting += round.draft_n == 0
+        self.n_plain += round.draft_n == 0
         self.n_generated += len(round.tokens)
         if self._reading:
             self.n_prefilled += round.n_prefilled
@@ -85,8 +85,8 @@ class Stats:
         self.draft_s += round.draft_s
         self.verify_s += round.verify_s
         self.host_s += round.host_s
-        self.k_trace.append(round.draft_n)
-        del self.k_trace[:-TRACE_MAX]
+        self.draft_lengths.append(round.draft_n)
+        del self.draft_lengths[:-TRACE_MAX]
 
     @property
     def predicted_s(self) -> float:

@@ -13,10 +13,10 @@ from typing import Protocol
 
 from specgguf.errors import ConfigError, ContextFull
 
-from .drafters import OWED_RIDING_MAX, Drafter
-from .ngrams import LookupDrafter
-from .records import PROBE_MAX, Draft, Offer, Plan, Round, TokenLogprob
-from .sampling import Law, Logits, Rng, Transform, logprob
+from .drafters import PENDING_MAX, Drafter
+from .ngrams import NgramDrafter
+from .records import PROBE_MAX, Candidate, Draft, Plan, Round, TokenLogprob
+from .sampling import Distribution, Logits, Rng, Transform, logprob
 from .verifier import Rule, verify_token
 
 
@@ -27,14 +27,14 @@ class Target(Protocol):
     eog: frozenset[int]
 
     @property
-    def rewinds_freely(self) -> bool:
+    def rolls_back_freely(self) -> bool:
         """Whether `rewind` always keeps what it is asked to, without marks."""
 
     @property
     def tokens(self) -> Sequence[int]:
         """What the cache holds."""
 
-    def extend(self, tokens: Sequence[int], n_rows: int, n_padding: int = 0) -> Logits:
+    def extend(self, tokens: Sequence[int], n_outputs: int, n_padding: int = 0) -> Logits:
         """Decode `tokens` after the cached ones, beside dummies that are dropped again; logits of the last
         `n_rows`."""
 
@@ -48,7 +48,7 @@ class Target(Protocol):
 class Controller(Protocol):
     """Decides how many tokens to draft."""
 
-    def plan(self, room: int, offer: Offer | None = None) -> Plan:
+    def plan(self, n_draft_max: int, candidate: Candidate | None = None) -> Plan:
         """The next round, of at most `room` drafted tokens; `offer` is what a lookup found."""
 
     def observe(self, round: Round) -> None:
@@ -62,19 +62,21 @@ class Cutter(Protocol):
         """How many of `tokens` to keep, and "eos", "stop", "length" or None."""
 
 
-class _Rows(Sequence[Law]):
+class _Rows(Sequence[Distribution]):
     """The target's laws along a draft, each made when first asked for."""
 
-    def __init__(self, logits: Logits, draft: Draft, law: Callable[[Logits, Sequence[int]], Law], n: int) -> None:
-        self._logits, self._draft, self._law, self._n = logits, draft, law, n
-        self._made: dict[int, Law] = {}
+    def __init__(
+        self, logits: Logits, draft: Draft, distribution: Callable[[Logits, Sequence[int]], Distribution], n: int
+    ) -> None:
+        self._logits, self._draft, self._distribution, self._n = logits, draft, distribution, n
+        self._made: dict[int, Distribution] = {}
 
     def __len__(self) -> int:
         return self._n
 
-    def __getitem__(self, i: int) -> Law:  # type: ignore[override]
+    def __getitem__(self, i: int) -> Distribution:  # type: ignore[override]
         if i not in self._made:
-            self._made[i] = self._law(self._logits[i], self._draft.tokens[:i])
+            self._made[i] = self._distribution(self._logits[i], self._draft.tokens[:i])
         return self._made[i]
 
 
@@ -84,7 +86,7 @@ class _Run:
 
     target: Target
     drafter: Drafter | None
-    lookup: LookupDrafter | None
+    ngrams: NgramDrafter | None
     committed: list[int]
     n_prompt: int
     end: int  # the most tokens that may be committed, the prompt's included
@@ -95,70 +97,70 @@ class _Run:
     verify: Rule
     n_logprobs: int | None
     clock: Callable[[], float]
-    plain_laws: list[Law] = field(default_factory=list)  # of the tokens since the last drafted round
+    plain_probs: list[Distribution] = field(default_factory=list)  # of the tokens since the last drafted round
 
     @property
-    def room(self) -> int:
+    def n_draft_max(self) -> int:
         """How many tokens may be drafted: the bonus token needs a place too."""
         return max(self.end - len(self.committed) - 1, 0)
 
-    def p(self, logits: Logits, tail: Sequence[int]) -> Law:
-        return self.transform.law(logits, [*self.committed[self.n_prompt :], *tail])
+    def p(self, logits: Logits, tail: Sequence[int]) -> Distribution:
+        return self.transform.distribution(logits, [*self.committed[self.n_prompt :], *tail])
 
-    def q(self, logits: Logits, tail: Sequence[int]) -> Law:
-        return self.draft_transform.law(logits, [*self.committed[self.n_prompt :], *tail])
+    def q(self, logits: Logits, tail: Sequence[int]) -> Distribution:
+        return self.draft_transform.distribution(logits, [*self.committed[self.n_prompt :], *tail])
 
     def round(self, controller: Controller) -> Round:
         """Plan, draft, verify, commit, rewind."""
         lap = _laps(self.clock)
-        offer = self.lookup.offer(self.committed) if self.lookup is not None else None
-        plan = controller.plan(self.room, offer)
+        candidate = self.ngrams.candidate(self.committed) if self.ngrams is not None else None
+        plan = controller.plan(self.n_draft_max, candidate)
         n_context = len(self.committed)
         probe = self._probe(plan)
         draft = self._draft(plan)
         draft_asked = plan.n_max > 0 and plan.source != "lookup"
         draft_s = lap()
-        n_prefilled, owed = self._replay(draft)
+        n_prefilled, pending = self._replay(draft)
         if len(draft):
-            self.target.mark(len(owed) + len(draft) - 1)
+            self.target.mark(len(pending) + len(draft) - 1)
         prefill_s = lap()
-        n_padding = self._padding(plan, len(owed) + len(draft))
-        logits = self.target.extend([*owed, *draft.tokens], len(draft) + 1, n_padding)
+        n_padding = self._padding(plan, len(pending) + len(draft))
+        logits = self.target.extend([*pending, *draft.tokens], len(draft) + 1, n_padding)
         verify_s = lap()
 
         ended = bool(draft.tokens) and draft.tokens[-1] in self.target.eog
         rows = _Rows(logits, draft, self.p, len(draft) + (not ended))
-        verdict = self.verify(draft, rows, self.rng)
+        result = self.verify(draft, rows, self.rng)
         self._remember(rows, draft)
-        tokens = draft.tokens[: verdict.n_accepted]
-        if verdict.next_token is not None:
-            tokens = (*tokens, verdict.next_token)
+        tokens = draft.tokens[: result.n_accepted]
+        if result.next_token is not None:
+            tokens = (*tokens, result.next_token)
         n_kept, reason = self.cutter.cut(tokens)
         tokens = tokens[:n_kept]
         logprobs = _logprobs(logits, tokens, self.n_logprobs)
         confidences = tuple(rows[i].confidence for i in range(n_kept))
         self.committed.extend(tokens)
-        self.settle()
+        self.synchronise()
 
         if n_context == self.n_prompt:  # this pass read the prompt's end, and nothing else where nothing was drafted
-            n_prefilled += len(owed)
+            n_prefilled += len(pending)
             if not len(draft):
                 prefill_s, verify_s = prefill_s + verify_s, 0.0
         return Round(
             tokens=tokens,
-            n_from_draft=min(verdict.n_accepted, n_kept),
+            n_from_draft=min(result.n_accepted, n_kept),
             draft_n=len(draft),
-            draft_n_accepted=verdict.n_accepted,
+            draft_n_accepted=result.n_accepted,
             finish_reason=reason or ("length" if len(self.committed) >= self.end else None),
-            survival=verdict.survival,
+            survival=result.survival,
             logprobs=logprobs,
             confidences=confidences,
             source=draft.source,
             probe=probe,
-            n_owed=len(owed),
+            n_pending=len(pending),
             n_padding=n_padding,
             n_prefilled=n_prefilled,
-            n_synced=self.drafter.n_synced if self.drafter is not None and draft_asked else 0,
+            n_draft_prefilled=self.drafter.n_draft_prefilled if self.drafter is not None and draft_asked else 0,
             n_context=n_context,
             prefill_s=prefill_s,
             draft_s=draft_s,
@@ -167,10 +169,10 @@ class _Run:
         )
 
     def _draft(self, plan: Plan) -> Draft:
-        drafter = self.lookup if plan.source == "lookup" else self.drafter
+        drafter = self.ngrams if plan.source == "lookup" else self.drafter
         if drafter is None or plan.n_max <= 0:
             return Draft()
-        return drafter.propose(self.committed, plan.n_max, self.q, self.rng, plan.go_on)
+        return drafter.propose(self.committed, plan.n_max, self.q, self.rng, plan.keep_drafting)
 
     def _padding(self, plan: Plan, width: int) -> int:
         n = plan.padding(width)
@@ -179,15 +181,15 @@ class _Run:
     def _probe(self, plan: Plan) -> tuple[tuple[float, float], ...]:
         if self.drafter is None or not plan.probe:
             return ()
-        return self.drafter.score(self.committed, self.plain_laws[-plan.probe :], self.q)
+        return self.drafter.score(self.committed, self.plain_probs[-plan.probe :], self.q)
 
     def _remember(self, rows: _Rows, draft: Draft) -> None:
         """Keep the laws of the latest plain tokens, for a probe."""
         if len(draft):
-            self.plain_laws.clear()
+            self.plain_probs.clear()
         else:
-            self.plain_laws.append(rows[0])
-            del self.plain_laws[:-PROBE_MAX]
+            self.plain_probs.append(rows[0])
+            del self.plain_probs[:-PROBE_MAX]
 
     def _replay(self, draft: Draft) -> tuple[int, list[int]]:
         """Decode what the target owes in a pass of its own where it is too much to ride along with a draft, or
@@ -196,16 +198,16 @@ class _Run:
         Returns:
             How many tokens were decoded, and those that are still owed (at least one).
         """
-        owed = self.committed[len(self.target.tokens) :]
-        pin = len(self.committed) == self.n_prompt and not self.target.rewinds_freely
-        if len(owed) <= (1 if pin else OWED_RIDING_MAX) or not (len(draft) or pin):
-            return 0, owed
-        self.target.extend(owed[:-1], 0)
+        pending = self.committed[len(self.target.tokens) :]
+        pin = len(self.committed) == self.n_prompt and not self.target.rolls_back_freely
+        if len(pending) <= (1 if pin else PENDING_MAX) or not (len(draft) or pin):
+            return 0, pending
+        self.target.extend(pending[:-1], 0)
         if pin:
             self.target.mark(0, pin=True)
-        return len(owed) - 1, owed[-1:]
+        return len(pending) - 1, pending[-1:]
 
-    def settle(self) -> None:
+    def synchronise(self) -> None:
         """Both caches hold a prefix of committed[:-1]: what the next round builds on."""
         self.target.reuse(self.committed[:-1])
         if self.drafter is not None:
@@ -217,7 +219,7 @@ def generate(
     drafter: Drafter | None,
     prompt: Sequence[int],
     *,
-    lookup: LookupDrafter | None = None,
+    ngrams: NgramDrafter | None = None,
     transform: Transform,
     draft_transform: Transform | None = None,
     rng: Rng,
@@ -247,7 +249,7 @@ def generate(
     run = _Run(
         target=target,
         drafter=drafter,
-        lookup=lookup,
+        ngrams=ngrams,
         committed=list(prompt),
         n_prompt=len(prompt),
         end=end,
@@ -260,7 +262,7 @@ def generate(
         clock=clock,
     )
     try:
-        run.settle()
+        run.synchronise()
         while True:
             round = run.round(controller)
             controller.observe(round)
@@ -268,7 +270,7 @@ def generate(
             if round.finish_reason is not None:
                 return
     finally:
-        run.settle()
+        run.synchronise()
 
 
 def check_prompt(prompt: Sequence[int], n_ctx: int) -> None:

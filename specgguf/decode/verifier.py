@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from .records import Draft, Verdict
-from .sampling import Law, Rng, draw, one_hot, residual
+from .records import Draft, VerifyResult
+from .sampling import Distribution, Rng, draw, one_hot, residual
 
-Rule = Callable[[Draft, Sequence[Law], Rng], Verdict]
+Rule = Callable[[Draft, Sequence[Distribution], Rng], VerifyResult]
 
 
-def verify_token(draft: Draft, rows: Sequence[Law], rng: Rng) -> Verdict:
+def verify_token(draft: Draft, rows: Sequence[Distribution], rng: Rng) -> VerifyResult:
     """Token verification (Leviathan et al. 2023, algorithm 1; Chen et al. 2023, algorithm 2).
 
     Accept x with probability min(1, p(x)/q(x)); at the first rejection emit y ~ norm(max(0, p − q)); when all
@@ -31,12 +31,12 @@ def verify_token(draft: Draft, rows: Sequence[Law], rng: Rng) -> Verdict:
         survival.append(alive)
     for i, chance in enumerate(chances):
         if not rng.bernoulli(chance):
-            law, _ = residual(rows[i], _law(draft, i))
-            return Verdict(i, draw(law, rng), tuple(survival))
-    return Verdict(len(draft), _bonus(draft, rows, rng), tuple(survival))
+            distribution, _ = residual(rows[i], _distribution(draft, i))
+            return VerifyResult(i, draw(distribution, rng), tuple(survival))
+    return VerifyResult(len(draft), _bonus(draft, rows, rng), tuple(survival))
 
 
-def verify_block(draft: Draft, rows: Sequence[Law], rng: Rng) -> Verdict:
+def verify_block(draft: Draft, rows: Sequence[Distribution], rng: Rng) -> VerifyResult:
     """Block verification (Sun et al., ICLR 2025, arXiv 2403.10444, algorithm 2).
 
     P[i] = min(1, P[i−1]·p_i(x_i)/q_i(x_i)) is the chance that at least i tokens survive: never below token
@@ -51,37 +51,37 @@ def verify_block(draft: Draft, rows: Sequence[Law], rng: Rng) -> Verdict:
         alive = survival[i - 1]
         if i == k:
             if rng.bernoulli(alive):
-                return Verdict(k, _bonus(draft, rows, rng), tuple(survival))
+                return VerifyResult(k, _bonus(draft, rows, rng), tuple(survival))
             continue
         if alive == 0.0:
             continue
-        law, mass = residual(rows[i], _law(draft, i), alive)
+        distribution, mass = residual(rows[i], _distribution(draft, i), alive)
         chance = mass / (mass + 1.0 - alive) if mass > 0.0 or alive < 1.0 else 1.0
         if rng.bernoulli(chance):
-            return Verdict(i, draw(law, rng), tuple(survival))
+            return VerifyResult(i, draw(distribution, rng), tuple(survival))
     if not k:
-        return Verdict(0, draw(rows[0], rng))
-    law, _ = residual(rows[0], _law(draft, 0))
-    return Verdict(0, draw(law, rng), tuple(survival))
+        return VerifyResult(0, draw(rows[0], rng))
+    distribution, _ = residual(rows[0], _distribution(draft, 0))
+    return VerifyResult(0, draw(distribution, rng), tuple(survival))
 
 
-def _law(draft: Draft, i: int) -> Law:
+def _distribution(draft: Draft, i: int) -> Distribution:
     """The law that drafted token i was drawn from; a token without one was chosen: one-hot."""
-    law = draft.laws[i]
-    return one_hot(draft.tokens[i]) if law is None else law
+    distribution = draft.probs[i]
+    return one_hot(draft.tokens[i]) if distribution is None else distribution
 
 
-def _ratios(draft: Draft, rows: Sequence[Law]) -> list[float]:
+def _ratios(draft: Draft, rows: Sequence[Distribution]) -> list[float]:
     """p(x)/q(x) of the drafted tokens, up to and including the first 0: what follows cannot survive."""
     ratios: list[float] = []
-    for i, (token, law) in enumerate(zip(draft.tokens, draft.laws, strict=True)):
-        ratios.append(rows[i].prob(token) / (1.0 if law is None else law.prob(token)))
+    for i, (token, distribution) in enumerate(zip(draft.tokens, draft.probs, strict=True)):
+        ratios.append(rows[i].prob(token) / (1.0 if distribution is None else distribution.prob(token)))
         if ratios[-1] == 0.0:
             break
     return ratios
 
 
-def _bonus(draft: Draft, rows: Sequence[Law], rng: Rng) -> int | None:
+def _bonus(draft: Draft, rows: Sequence[Distribution], rng: Rng) -> int | None:
     return draw(rows[len(draft)], rng) if len(rows) > len(draft) else None
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from specgguf.config import DRAFT_MAX_LIMIT, KV_TYPES
 from specgguf.errors import BackendError
-from specgguf.models.hparams import Dims
+from specgguf.models.hparams import HParams
 
 from .hardware import MIB, Machine
 
@@ -36,13 +36,13 @@ OWN_CONTEXT = 256  # cells of the minimal context that `llama_cpp.Llama` keeps b
 
 
 @dataclass(frozen=True)
-class Load:
+class LoadParams:
     """How a model is to be loaded; n_gpu_layers -1 puts all of it on the device, 0 nothing.
 
     `n_outputs` is how many rows of logits a pass may give; specgguf's own contexts allow the longest draft and one.
     """
 
-    dims: Dims
+    hparams: HParams
     n_ctx: int = 4096
     n_gpu_layers: int = -1
     type_k: str = "f16"
@@ -54,11 +54,11 @@ class Load:
     @property
     def n_offloaded(self) -> int:
         """Layers on the device, the output counted as one more."""
-        return self.dims.n_layer + 1 if self.n_gpu_layers < 0 else min(self.n_gpu_layers, self.dims.n_layer + 1)
+        return self.hparams.n_layer + 1 if self.n_gpu_layers < 0 else min(self.n_gpu_layers, self.hparams.n_layer + 1)
 
 
 @dataclass(frozen=True)
-class Need:
+class MemoryEstimate:
     """Bytes of one model on the device and on the host.
 
     `host_pages` are pages of the file that stay in memory after loading although nothing needs them (a CPU works
@@ -87,8 +87,8 @@ class Footprint:
     """A pair on a machine."""
 
     machine: Machine
-    target: Need
-    draft: Need
+    target: MemoryEstimate
+    draft: MemoryEstimate
     overhead: int
     host_overhead: int
 
@@ -112,38 +112,40 @@ class Footprint:
         return self.device <= self.device_free and self.host <= self.machine.cpu.free_bytes
 
 
-def footprint(target: Load, draft: Load | None, machine: Machine) -> Footprint:
+def footprint(target: LoadParams, draft: LoadParams | None, machine: Machine) -> Footprint:
     """What the pair needs on `machine`, by the formula."""
     n = max(1, len(machine.gpus))
     return Footprint(
         machine,
-        need(target, machine.kind, n),
-        need(draft, machine.kind, n) if draft else Need(),
+        estimate(target, machine.kind, n),
+        estimate(draft, machine.kind, n) if draft else MemoryEstimate(),
         overhead=OVERHEAD_MIB[machine.kind] * MIB * (n if machine.gpus else 0),
         host_overhead=HOST_OVERHEAD_MIB[machine.kind] * MIB,
     )
 
 
-def need(load: Load, kind: str, n_devices: int = 1) -> Need:
+def estimate(load: LoadParams, kind: str, n_devices: int = 1) -> MemoryEstimate:
     """Bytes of one model on a machine of this kind ("gpu", "apple", "cpu")."""
-    dims, n_up = load.dims, load.n_offloaded if kind != "cpu" else 0
-    first = max(dims.n_layer + 1 - n_up, 0)  # llama.cpp offloads the last layers, the output first of all
+    hparams, n_up = load.hparams, load.n_offloaded if kind != "cpu" else 0
+    first = max(hparams.n_layer + 1 - n_up, 0)  # llama.cpp offloads the last layers, the output first of all
     kv = kv_bytes_by_layer(load)
     if n_up == 0:
-        return Need(
-            host_weights=dims.weights_bytes,
+        return MemoryEstimate(
+            host_weights=hparams.weights_bytes,
             host_kv=sum(kv),
             host_compute=compute_bytes(load),
-            host_pages=repacked_bytes(dims),
+            host_pages=repacked_bytes(hparams),
         )
-    up_weights = sum(dims.layer_bytes[first:]) + dims.output_bytes
-    down_weights = sum(dims.layer_bytes[:first]) + dims.embd_bytes
+    up_weights = sum(hparams.layer_bytes[first:]) + hparams.output_bytes
+    down_weights = sum(hparams.layer_bytes[:first]) + hparams.embd_bytes
     if kind == "apple":  # one memory: a tied matrix is mapped once, the embedding counts too
-        up_weights = sum(dims.layer_bytes[first:]) + dims.embd_bytes + (0 if dims.tied else dims.output_bytes)
-        down_weights = sum(dims.layer_bytes[:first])
+        up_weights = (
+            sum(hparams.layer_bytes[first:]) + hparams.embd_bytes + (0 if hparams.tied else hparams.output_bytes)
+        )
+        down_weights = sum(hparams.layer_bytes[:first])
     compute = compute_bytes(load)
-    inputs = 2 * load.n_ubatch * rounded(load.n_ctx) * dims.n_masks + 4 * load.n_ubatch * dims.n_embd
-    return Need(
+    inputs = 2 * load.n_ubatch * rounded(load.n_ctx) * hparams.n_masks + 4 * load.n_ubatch * hparams.n_embd
+    return MemoryEstimate(
         weights=up_weights,
         kv=sum(kv[first:]),
         compute=compute * n_devices,
@@ -153,10 +155,10 @@ def need(load: Load, kind: str, n_devices: int = 1) -> Need:
     )
 
 
-def repacked_bytes(dims: Dims, processor: str = "") -> int:
+def repacked_bytes(hparams: HParams, processor: str = "") -> int:
     """Weights of which this computer's CPU backend makes a copy in another order."""
     types = REPACKED.get(processor or platform.machine(), REPACKED_ARM)
-    return sum(n for kind, n in dims.matrix_bytes if kind in types)
+    return sum(n for kind, n in hparams.matrix_bytes if kind in types)
 
 
 def rounded(n_ctx: int) -> int:
@@ -164,30 +166,30 @@ def rounded(n_ctx: int) -> int:
     return -(-n_ctx // N_CTX_STEP) * N_CTX_STEP
 
 
-def kv_bytes_by_layer(load: Load) -> list[int]:
+def kv_bytes_by_layer(load: LoadParams) -> list[int]:
     """The KV cache of each layer at this context and these types."""
     cells = rounded(load.n_ctx)
     k, v = KV_BYTES[load.type_k], KV_BYTES[load.type_v]
-    return [int(cells * (a * k + b * v)) for a, b in zip(load.dims.k_width, load.dims.v_width, strict=True)]
+    return [int(cells * (a * k + b * v)) for a, b in zip(load.hparams.k_width, load.hparams.v_width, strict=True)]
 
 
-def compute_bytes(load: Load) -> int:
+def compute_bytes(load: LoadParams) -> int:
     """The compute buffer of our context, and what the minimal context of `llama_cpp.Llama` beside it takes."""
-    return graph_bytes(load) + minimal_context_bytes(load.dims)
+    return graph_bytes(load) + minimal_context_bytes(load.hparams)
 
 
-def minimal_context_bytes(dims: Dims) -> int:
+def minimal_context_bytes(hparams: HParams) -> int:
     """The caches and logits of the context that `llama_cpp.Llama` keeps for itself."""
-    return 2 * OWN_CONTEXT * sum(dims.k_width + dims.v_width) + 16 * 4 * dims.n_vocab
+    return 2 * OWN_CONTEXT * sum(hparams.k_width + hparams.v_width) + 16 * 4 * hparams.n_vocab
 
 
-def graph_bytes(load: Load) -> int:
+def graph_bytes(load: LoadParams) -> int:
     """llama.cpp's compute buffer: the widest moment of a graph over n_ubatch tokens.
 
     That is the feed-forward block, the attention block, or the logits. Fitted to what llama.cpp reserves for
     dense models: within 3 % on SmolLM2, Gemma 3 and Qwen2.5.
     """
-    d, u, cells = load.dims, load.n_ubatch, rounded(load.n_ctx)
+    d, u, cells = load.hparams, load.n_ubatch, rounded(load.n_ctx)
     quantised = KV_BYTES[load.type_k] < 2
     q_kept = 0 if quantised and d.q_width == d.n_embd else d.q_width
     kv_width = max(d.k_width, default=0)
@@ -210,7 +212,7 @@ def graph_bytes(load: Load) -> int:
 _CHILD = "import sys; from specgguf.fit.footprint import answer_dry_load; answer_dry_load(sys.argv[1])"
 
 
-def measured(load: Load, path: Path, kind: str = "cpu", *, timeout_s: float = 120.0) -> Need:
+def measured(load: LoadParams, path: Path, kind: str = "cpu", *, timeout_s: float = 120.0) -> MemoryEstimate:
     """As `need`, but KV caches and compute buffers are what llama.cpp plans for `path` (which may be a head
     extended by a hole): a load without weights, in a child process, because a build that cannot do it aborts.
 
@@ -226,10 +228,10 @@ def measured(load: Load, path: Path, kind: str = "cpu", *, timeout_s: float = 12
         raise BackendError(f"llama.cpp cannot plan {path.name} without loading it") from None
     if "error" in answer:
         raise BackendError(answer["error"])
-    return _with_measured(need(load, kind), answer, kind, load.dims)
+    return _with_measured(estimate(load, kind), answer, kind, load.hparams)
 
 
-def dry_settings(load: Load, kind: str) -> dict[str, int]:
+def dry_settings(load: LoadParams, kind: str) -> dict[str, int]:
     """A load's settings as `ggml.dry_load` takes them."""
     return {
         "n_gpu_layers": 0 if kind == "cpu" else load.n_offloaded,
@@ -243,10 +245,10 @@ def dry_settings(load: Load, kind: str) -> dict[str, int]:
     }
 
 
-def _with_measured(by_formula: Need, answer: dict[str, Any], kind: str, dims: Dims) -> Need:
+def _with_measured(by_formula: MemoryEstimate, answer: dict[str, Any], kind: str, hparams: HParams) -> MemoryEstimate:
     host = sum(n for device, n in answer["compute"].items() if device.upper().startswith("CPU"))
     device = sum(answer["compute"].values()) - host
-    device += minimal_context_bytes(dims)
+    device += minimal_context_bytes(hparams)
     kv = answer["kv_bytes"] + answer["state_bytes"]
     if kind == "cpu":
         return replace(by_formula, host_compute=host + device, host_kv=kv)

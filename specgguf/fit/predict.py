@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from specgguf.models.hparams import Dims
+from specgguf.models.hparams import HParams
 
 from .hardware import Device
 
@@ -75,20 +75,20 @@ def from_measured(verify_s: Mapping[int, float], draft_s: float) -> PairCosts:
     return PairCosts(draft_s, seconds)
 
 
-def from_bytes(target: Dims, draft: Dims, device: Device) -> PairCosts:
+def from_bytes(target: HParams, draft: HParams, device: Device) -> PairCosts:
     """Costs by how many bytes a pass reads; wide passes by what the device's kernels do today."""
     slope = _slope(target, device)
     plain = _pass_s(target, device)
     return PairCosts(_pass_s(draft, device), lambda n: plain * (1.0 + slope * (n - 1)))
 
 
-def _pass_s(dims: Dims, device: Device) -> float:
+def _pass_s(hparams: HParams, device: Device) -> float:
     bandwidth = device.bandwidth or 40e9  # only the ratio of the two models matters then
-    launches = 0.0 if device.kind == "cpu" else LAUNCH_S * dims.n_layer
-    return dims.read_bytes / (bandwidth * EFFICIENCY) + launches
+    launches = 0.0 if device.kind == "cpu" else LAUNCH_S * hparams.n_layer
+    return hparams.read_bytes / (bandwidth * EFFICIENCY) + launches
 
 
-def _slope(target: Dims, device: Device) -> float:
+def _slope(target: HParams, device: Device) -> float:
     """What each further token of a pass adds, as a share of a plain token.
 
     CUDA and Vulkan check up to eight tokens for little more than one; Metal's small-batch kernels are

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from specgguf import presets
 from specgguf.errors import ConfigError, SpecggufError
 from specgguf.models import hub, remote_header
-from specgguf.models.hparams import Dims
+from specgguf.models.hparams import HParams
 from specgguf.presets import ModelFile, Preset
 
 from . import hardware
-from .footprint import N_CTX_STEP, Footprint, Load, footprint
+from .footprint import N_CTX_STEP, Footprint, LoadParams, footprint
 from .hardware import GIB, MIB, Machine
 
 LEAST_N_CTX = 4096  # what a conversation should have; below it another change is cheaper
@@ -27,8 +27,8 @@ class Plan:
     """A pair, how it is to be loaded, and where."""
 
     machine: Machine
-    target: Load
-    draft: Load | None = None
+    target: LoadParams
+    draft: LoadParams | None = None
 
     @property
     def footprint(self) -> Footprint:
@@ -69,10 +69,10 @@ def plan_of(preset: Preset, machine: Machine, *, offline: bool | None = None) ->
     return Plan(machine, target, draft)
 
 
-def loads_of(preset: Preset, *, offline: bool | None = None) -> tuple[Load, Load | None]:
+def loads_of(preset: Preset, *, offline: bool | None = None) -> tuple[LoadParams, LoadParams | None]:
     """How a preset's models are to be loaded. Raises as `plan_of`."""
-    target = Load(
-        remote_header.peek(preset.target, offline=offline).dims,
+    target = LoadParams(
+        remote_header.read(preset.target, offline=offline).hparams,
         n_ctx=preset.n_ctx,
         n_gpu_layers=-1 if preset.n_gpu_layers is None else preset.n_gpu_layers,
         type_k=preset.type_k,
@@ -82,13 +82,13 @@ def loads_of(preset: Preset, *, offline: bool | None = None) -> tuple[Load, Load
     )
     if preset.draft is None:
         return target, None
-    of_draft = remote_header.peek(preset.draft, offline=offline).dims
-    return target, replace(target, dims=of_draft, type_k=preset.draft_type_k, type_v=preset.draft_type_v)
+    of_draft = remote_header.read(preset.draft, offline=offline).hparams
+    return target, replace(target, hparams=of_draft, type_k=preset.draft_type_k, type_v=preset.draft_type_v)
 
 
 def largest_n_ctx(plan: Plan) -> int:
     """The longest context with which the pair fits, at most what the target was trained for; 0 if none does."""
-    low, high = 0, plan.target.dims.n_ctx_train // N_CTX_STEP
+    low, high = 0, plan.target.hparams.n_ctx_train // N_CTX_STEP
     while low < high:
         middle = (low + high + 1) // 2
         if plan.with_n_ctx(middle * N_CTX_STEP).fits:
@@ -123,16 +123,16 @@ def _changes(plan: Plan) -> Iterator[Change]:
 
 
 def _fewer_layers(plan: Plan, kv_flags: str) -> Iterator[Change]:
-    for n in range(plan.target.dims.n_layer, 0, -1):
+    for n in range(plan.target.hparams.n_layer, 0, -1):
         fewer = replace(plan, target=replace(plan.target, n_gpu_layers=n))
         if fewer.fits:
-            text = f"{n} of {plan.target.dims.n_layer + 1} target layers on the device, the rest on the CPU"
+            text = f"{n} of {plan.target.hparams.n_layer + 1} target layers on the device, the rest on the CPU"
             yield Change(text, f"-ngl {n} -c {plan.target.n_ctx} {kv_flags}", fewer)
             return
 
 
 def _another_file(plan: Plan) -> Change:
-    bits = plan.target.dims.bits_per_weight
+    bits = plan.target.hparams.bits_per_weight
     smallest = plan.with_kv("q8_0").with_n_ctx(min(LEAST_N_CTX, plan.target.n_ctx))
     if bits > 5.2 and _shrunk(smallest, 4.85).fits:
         return Change("the target in Q4_K_M instead of what it is", "-m org/repo:Q4_K_M", None)
@@ -141,7 +141,7 @@ def _another_file(plan: Plan) -> Change:
 
 def _shrunk(plan: Plan, bits: float) -> Plan:
     """The plan as if the target had so many bits per weight."""
-    d = plan.target.dims
+    d = plan.target.hparams
     share = bits / d.bits_per_weight
     smaller = replace(
         d,
@@ -149,7 +149,7 @@ def _shrunk(plan: Plan, bits: float) -> Plan:
         embd_bytes=int(d.embd_bytes * share),
         output_bytes=int(d.output_bytes * share),
     )
-    return replace(plan, target=replace(plan.target, dims=smaller))
+    return replace(plan, target=replace(plan.target, hparams=smaller))
 
 
 # --- the preset for a machine -------------------------------------------------------------------------------
@@ -242,8 +242,8 @@ def _cores(machine: Machine) -> str:
     return f"{machine.n_cores} CPU core{'s' if machine.n_cores != 1 else ''}"
 
 
-def describe(dims: Dims) -> str:
+def describe(hparams: HParams) -> str:
     """A model in a few words: "1.5B, 5.8 bits a weight"."""
-    n = dims.n_params
+    n = hparams.n_params
     size = f"{n / 1e9:.1f}B" if n >= 1e9 else f"{n / 1e6:.0f}M"
-    return f"{size}, {dims.bits_per_weight:.1f} bits a weight"
+    return f"{size}, {hparams.bits_per_weight:.1f} bits a weight"

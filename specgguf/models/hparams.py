@@ -25,7 +25,7 @@ _OTHER_MEMORIES = ("attention.kv_lora_rank", "ssm.inner_size", "shortconv.l_cach
 
 
 @dataclass(frozen=True)
-class Dims:
+class HParams:
     """What of a model takes memory.
 
     Attributes:
@@ -75,31 +75,31 @@ class Dims:
         return 8 * self.weights_bytes / max(1, self.n_params)
 
 
-def of_file(path: Path) -> Dims:
+def of_file(path: Path) -> HParams:
     """From a GGUF on disk, all shards of a split one.
 
     Raises:
         SpecggufError: it cannot be read, or describes no language model.
     """
-    heads = [read(path.with_name(name)) for name in shards(path.name)]
-    return of_heads(heads, path.name)
+    headers = [read(path.with_name(name)) for name in shards(path.name)]
+    return of_headers(headers, path.name)
 
 
-def of_heads(heads: Sequence[Header], name: str) -> Dims:
+def of_headers(headers: Sequence[Header], name: str) -> HParams:
     """From the heads of a model's file or files.
 
     Raises:
         Unsupported: the metadata lack what every language model has, or say the impossible.
     """
-    head, sizes = heads[0], _sizes(heads)
-    if why := impossible(head):
+    header, sizes = headers[0], _sizes(headers)
+    if why := impossible(header):
         raise Unsupported(f"{name} is damaged: {why}", hint="download or convert it again")
-    n_layer, n_embd, n_head = (_one(head.get(k)) for k in ("block_count", "embedding_length", "attention.head_count"))
+    n_layer, n_embd, n_head = (_one(header.get(k)) for k in ("block_count", "embedding_length", "attention.head_count"))
     if not n_layer or not n_embd:
-        raise Unsupported(f"{name} describes no language model ({head.architecture or 'no architecture'})")
-    head_dim = _one(head.get("attention.key_length")) or (n_embd // n_head if n_head else 0)
-    v_dim = _one(head.get("attention.value_length")) or head_dim
-    n_kv = _per_layer(head.get("attention.head_count_kv", n_head), n_layer)
+        raise Unsupported(f"{name} describes no language model ({header.architecture or 'no architecture'})")
+    head_dim = _one(header.get("attention.key_length")) or (n_embd // n_head if n_head else 0)
+    v_dim = _one(header.get("attention.value_length")) or head_dim
+    n_kv = _per_layer(header.get("attention.head_count_kv", n_head), n_layer)
     embedding, output = sizes.pop("token_embd.weight", 0), sizes.pop("output.weight", 0)
     layers = [0] * n_layer
     others = 0
@@ -109,29 +109,29 @@ def of_heads(heads: Sequence[Header], name: str) -> Dims:
             layers[int(index)] += size
         else:
             others += size
-    return Dims(
+    return HParams(
         name=name,
         n_embd=n_embd,
-        n_ff=max(_per_layer(head.get("feed_forward_length", 0), n_layer), default=0),
+        n_ff=max(_per_layer(header.get("feed_forward_length", 0), n_layer), default=0),
         q_width=n_head * head_dim,
         n_head=n_head,
         head_dim=head_dim,
-        n_vocab=_n_vocab(head),
-        n_ctx_train=_one(head.get("context_length")) or 4096,
+        n_vocab=_n_vocab(header),
+        n_ctx_train=_one(header.get("context_length")) or 4096,
         k_width=tuple(n * head_dim for n in n_kv),
         v_width=tuple(n * v_dim for n in n_kv),
         layer_bytes=tuple(layers),
         embd_bytes=embedding,
         output_bytes=(output or embedding) + others,
         tied=not output,
-        n_params=sum(prod(t.dims) for head in heads for t in head.tensors),
-        matrix_bytes=_matrices(heads),
-        n_masks=2 if _one(head.get("attention.sliding_window")) else 1,
-        is_sure=not any(_one(head.get(key)) for key in _OTHER_MEMORIES),
+        n_params=sum(prod(t.dims) for header in headers for t in header.tensors),
+        matrix_bytes=_matrices(headers),
+        n_masks=2 if _one(header.get("attention.sliding_window")) else 1,
+        is_sure=not any(_one(header.get(key)) for key in _OTHER_MEMORIES),
     )
 
 
-def of_preset_model(model: ModelFile) -> Dims:
+def of_preset_model(model: ModelFile) -> HParams:
     """From a preset's own description, without the file.
 
     Raises:
@@ -144,7 +144,7 @@ def of_preset_model(model: ModelFile) -> Dims:
     layers = model.bytes - s.token_embd_bytes - (0 if s.tied else output)
     widths = 2 * s.n_head * s.head_dim + 2 * s.n_head_kv * s.head_dim + 3 * s.n_ff
     per_layer = s.n_embd * widths
-    return Dims(
+    return HParams(
         name=model.name,
         n_embd=s.n_embd,
         n_ff=s.n_ff,
@@ -164,14 +164,14 @@ def of_preset_model(model: ModelFile) -> Dims:
     )
 
 
-def _sizes(heads: Sequence[Header]) -> dict[str, int]:
-    return {t.name: t.n_bytes or 0 for head in heads for t in head.tensors}
+def _sizes(headers: Sequence[Header]) -> dict[str, int]:
+    return {t.name: t.n_bytes or 0 for header in headers for t in header.tensors}
 
 
-def _matrices(heads: Sequence[Header]) -> tuple[tuple[int, int], ...]:
+def _matrices(headers: Sequence[Header]) -> tuple[tuple[int, int], ...]:
     by_type: dict[int, int] = {}
-    for head in heads:
-        for t in head.tensors:
+    for header in headers:
+        for t in header.tensors:
             if len(t.dims) > 1 and t.name != "token_embd.weight":
                 by_type[t.type] = by_type.get(t.type, 0) + (t.n_bytes or 0)
     return tuple(by_type.items())
@@ -183,9 +183,9 @@ def _matrices_of_quant(name: str, layers: int) -> tuple[tuple[int, int], ...]:
     return tuple((kind, int(layers * share)) for word, (kind, share) in shares.items() if word in name)
 
 
-def _n_vocab(head: Header) -> int:
-    embedding = head.tensor("token_embd.weight")
-    counted = head.count("tokenizer.ggml.tokens") or _one(head.get("vocab_size"))
+def _n_vocab(header: Header) -> int:
+    embedding = header.tensor("token_embd.weight")
+    counted = header.count("tokenizer.ggml.tokens") or _one(header.get("vocab_size"))
     return counted or (embedding.dims[-1] if embedding else 0)
 
 

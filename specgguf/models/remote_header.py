@@ -15,14 +15,14 @@ from specgguf.errors import ModelNotFound
 from specgguf.presets import ModelFile
 
 from . import header, hf_client, hub
-from . import hparams as dims
-from .hparams import Dims
+from . import hparams as hparams
+from .hparams import HParams
 
 BLOCK = 2 << 20  # bytes fetched at once
 
 
 @dataclass(frozen=True)
-class Peeked:
+class RemoteHeader:
     """What was found out about a reference.
 
     Attributes:
@@ -30,12 +30,12 @@ class Peeked:
         download_bytes: how much that would be.
     """
 
-    dims: Dims
+    hparams: HParams
     path: Path | None
     download_bytes: int = 0
 
 
-def peek(ref: str | Path | ModelFile, *, offline: bool | None = None) -> Peeked:
+def read(ref: str | Path | ModelFile, *, offline: bool | None = None) -> RemoteHeader:
     """Dimensions of a model, downloading no weights.
 
     Raises:
@@ -43,21 +43,21 @@ def peek(ref: str | Path | ModelFile, *, offline: bool | None = None) -> Peeked:
     """
     path = hub.cached(ref, verify=False)
     if path is not None:
-        return Peeked(dims.of_file(path), path)
+        return RemoteHeader(hparams.of_file(path), path)
     if isinstance(ref, ModelFile) and ref.shape is not None:
-        return Peeked(dims.of_preset_model(ref), None, ref.bytes)
+        return RemoteHeader(hparams.of_preset_model(ref), None, ref.bytes)
     if hf_client.is_offline() if offline is None else offline:
         raise ModelNotFound(f"{ref} is not on this machine, and offline mode is on", hint="unset HF_HUB_OFFLINE")
     files = _files(ref)
-    heads, size = [], 0
+    headers, size = [], 0
     for repo, name, revision in files:
         source = hf_client.RangeFile(repo, name, revision)
-        heads.append(header.read(io.BufferedReader(source, BLOCK)))
+        headers.append(header.read(io.BufferedReader(source, BLOCK)))
         size += source.size
-    return Peeked(dims.of_heads(heads, files[0][1]), None, size)
+    return RemoteHeader(hparams.of_headers(headers, files[0][1]), None, size)
 
 
-def hollow(ref: str | ModelFile, folder: Path) -> Path:
+def sparse_stub(ref: str | ModelFile, folder: Path) -> Path:
     """A stand-in for a model on the hub: its head, then a hole up to the real size. Takes a few megabytes.
 
     Raises:

@@ -169,14 +169,14 @@ class Batch:
         for i in range(n_tokens):
             self.raw.seq_id[i][0] = 0
 
-    def fill(self, tokens: Sequence[int], position: int, n_rows: int) -> None:
+    def fill(self, tokens: Sequence[int], position: int, n_outputs: int) -> None:
         """`tokens` at positions position, position+1, …; logits of the last `n_rows` are asked for."""
         n = len(tokens)
         self.raw.n_tokens = n
         self._token[:n] = tokens
         self._pos[:n] = np.arange(position, position + n)
-        self._logits[: n - n_rows] = 0
-        self._logits[n - n_rows : n] = 1
+        self._logits[: n - n_outputs] = 0
+        self._logits[n - n_outputs : n] = 1
 
     def close(self) -> None:
         if self.raw is not None:
@@ -190,12 +190,12 @@ def decode(ctx: Context, batch: Batch) -> int:
     return int(llama_cpp.llama_decode(ctx, batch.raw))
 
 
-def rows(ctx: Context, n_rows: int, n_vocab: int) -> Logits:
+def rows(ctx: Context, n_outputs: int, n_vocab: int) -> Logits:
     """The logits of the last decode, (n_rows, n_vocab) float32: a view that the next decode overwrites."""
     pointer = llama_cpp.llama_get_logits(ctx)
     if not pointer:
         raise BackendError("llama.cpp returned no logits")
-    return np.ctypeslib.as_array(pointer, (n_rows, n_vocab))
+    return np.ctypeslib.as_array(pointer, (n_outputs, n_vocab))
 
 
 class AbortFlag:

@@ -17,8 +17,7 @@ import numpy as np
 from specgguf.errors import BackendError, Cancelled, ConfigError, ContextFull
 from specgguf.models import header
 
-from . import backend
-from . import rollback
+from . import backend, rollback
 from .prefixes import common_prefix
 from .weights import Weights
 
@@ -54,7 +53,7 @@ class Model:
         n_ctx: int = 4096,
         n_batch: int = 512,
         n_ubatch: int = 512,
-        n_rows_max: int = 8,
+        n_outputs_max: int = 8,
         n_rs_seq: int = 0,
         pad_to: int = 1,
         flash_attn: bool | None = None,
@@ -67,12 +66,12 @@ class Model:
         n_ctx = n_ctx or int(weights.metadata.get(f"{self._architecture}.context_length", 4096))
         if n_ctx < 2:  # a token to read and one to write; llama.cpp ends the process at two in a context of one
             raise ConfigError(f"n_ctx must be 0 or at least 2, not {n_ctx}")
-        n_batch = max(min(n_batch, n_ctx), n_rows_max, 2)
+        n_batch = max(min(n_batch, n_ctx), n_outputs_max, 2)
         self.settings = {
             "n_ctx": n_ctx,
             "n_batch": n_batch,
-            "n_ubatch": max(min(n_ubatch, n_batch), n_rows_max, 2),
-            "n_outputs_max": max(n_rows_max, 2),
+            "n_ubatch": max(min(n_ubatch, n_batch), n_outputs_max, 2),
+            "n_outputs_max": max(n_outputs_max, 2),
             "n_rs_seq": n_rs_seq,
             "flash_attn_type": -1 if flash_attn is None else int(flash_attn),
             "type_k": type_k,
@@ -89,7 +88,7 @@ class Model:
             if getattr(llama, "_lora_adapter", None) is not None:
                 backend.apply_lora(self._ctx, llama._lora_adapter, llama.lora_scale)
             self.abort.attach(self._ctx)
-            self.way = rollback.select(llama, self._ctx, self._batch)
+            self.rollback = rollback.select(llama, self._ctx, self._batch)
         except BaseException:
             self.close()
             raise
@@ -97,8 +96,8 @@ class Model:
         self.tokens: list[int] = []
         self.n_vocab = weights.n_vocab
         self.eog = weights.eog
-        self.n_rows_max = n_rows_max
-        self.pad_to = pad_to if self.way.name == "plain" else 1
+        self.n_outputs_max = n_outputs_max
+        self.pad_to = pad_to if self.rollback.name == "plain" else 1
         self.n_ctx = min(n_ctx, backend.n_ctx(self._ctx) - (self.pad_to - 1))
         self.n_batch = n_batch
         self.decode_s = 0.0
@@ -108,7 +107,7 @@ class Model:
     def _architecture(self) -> str:
         return self.weights.metadata.get("general.architecture", "")
 
-    def extend(self, tokens: Sequence[int], n_rows: int, n_padding: int = 0) -> backend.Logits:
+    def extend(self, tokens: Sequence[int], n_outputs: int, n_padding: int = 0) -> backend.Logits:
         """Decode `tokens` after the cached ones; with the last of them `n_padding` dummies, dropped at once, since
         some kernels are faster with a full tile of tokens (only where the cache `rewinds_freely`).
 
@@ -127,13 +126,13 @@ class Model:
                 f"{len(self.tokens) + len(tokens)} tokens do not fit into a context of {self.n_ctx}",
                 hint="a larger --n-ctx, or a shorter prompt",
             )
-        assert 0 <= n_rows <= min(len(tokens), self.n_rows_max)
-        assert n_padding == 0 or (self.rewinds_freely and len(tokens) + n_padding <= self.n_rows_max)
+        assert 0 <= n_outputs <= min(len(tokens), self.n_outputs_max)
+        assert n_padding == 0 or (self.rolls_back_freely and len(tokens) + n_padding <= self.n_outputs_max)
         if not tokens:
             return _NO_ROWS
-        last = max((len(tokens) - 1) % self.n_batch + 1, n_rows)
+        last = max((len(tokens) - 1) % self.n_batch + 1, n_outputs)
         head = len(tokens) - last
-        self._reading = len(tokens) > self.n_rows_max
+        self._reading = len(tokens) > self.n_outputs_max
         try:
             if self._reading and self.cancelled:  # in this order: a cancel that comes now sees `_reading`
                 raise Cancelled(_STOPPED)
@@ -141,17 +140,17 @@ class Model:
                 self._decode(tokens[start : min(start + self.n_batch, head)], 0)
                 if self.cancelled:
                     raise Cancelled(_STOPPED)
-            return self._decode(tokens[head:], n_rows, n_padding)
+            return self._decode(tokens[head:], n_outputs, n_padding)
         finally:
             self._reading = False
 
-    def _decode(self, tokens: Sequence[int], n_rows: int, n_padding: int = 0) -> backend.Logits:
+    def _decode(self, tokens: Sequence[int], n_outputs: int, n_padding: int = 0) -> backend.Logits:
         """One native decode of at most n_batch tokens. Dummies get rows of logits too: the output's kernel may be
         the one that wants a full tile."""
         n = len(tokens)
         padding = list(tokens[-1:]) * max(n_padding, self.pad_to - n)
-        n_out = max(n_rows + len(padding), self.pad_to) if n_rows else 0
-        self.way.before(len(self.tokens), n + len(padding))
+        n_out = max(n_outputs + len(padding), self.pad_to) if n_outputs else 0
+        self.rollback.before(len(self.tokens), n + len(padding))
         self._batch.fill([*tokens, *padding], len(self.tokens), n_out)
         self._dirty = True
         started = perf_counter()
@@ -164,7 +163,7 @@ class Model:
                 raise BackendError("llama.cpp could not drop what padded a pass")
             self._dirty = False
             self._check()
-            return rows[n_out - len(padding) - n_rows : n_out - len(padding)]
+            return rows[n_out - len(padding) - n_outputs : n_out - len(padding)]
         self.decode_s += perf_counter() - started
         self._resync()
         if code == backend.DECODE_ABORTED:
@@ -177,20 +176,20 @@ class Model:
         """Up to `n_ahead` of the tokens decoded next may be dropped again; `pin` keeps this place beside the
         latest one. Costs nothing where the cache rewinds freely (`rewinds_freely`)."""
         self._resync()
-        self.way.mark(len(self.tokens), n_ahead, pin=pin)
+        self.rollback.mark(len(self.tokens), n_ahead, pin=pin)
 
     @property
-    def rewinds_freely(self) -> bool:
+    def rolls_back_freely(self) -> bool:
         """Whether `rewind` always keeps what it is asked to, without marks."""
-        return self.way.name == "plain"
+        return self.rollback.name == "plain"
 
-    def rewind(self, n: int) -> int:
+    def roll_back(self, n: int) -> int:
         """Keep at most the first `n` tokens; how many are kept (a checkpoint may hold fewer)."""
         self._resync()
         if n >= len(self.tokens):
             return len(self.tokens)
         self._dirty = True
-        kept = self.way.keep(len(self.tokens), max(n, 0))
+        kept = self.rollback.roll_back(len(self.tokens), max(n, 0))
         del self.tokens[kept:]
         self._dirty = False
         self._check()
@@ -202,7 +201,7 @@ class Model:
         if len(held) <= len(tokens) and held == tokens[: len(held)]:
             self._resync()
             return len(self.tokens)
-        return self.rewind(common_prefix(held, tokens))
+        return self.roll_back(common_prefix(held, tokens))
 
     def cancel(self) -> None:
         """Stop a running `extend` that reads a prompt, from any thread or a signal handler; until `resume`.
@@ -221,7 +220,7 @@ class Model:
         self._dirty = True
         self.tokens.clear()
         backend.clear(self._ctx)
-        self.way.reset()
+        self.rollback.reset()
         self._dirty = False
 
     def save(self) -> dict[str, Any]:
@@ -270,7 +269,7 @@ class Model:
         """After a native call that did not come back whole: believe the cache, or clear it."""
         if not self._dirty:
             return
-        del self.tokens[self.way.recover(len(self.tokens)) :]
+        del self.tokens[self.rollback.resync(len(self.tokens)) :]
         self._dirty = False
 
     def _check(self) -> None:

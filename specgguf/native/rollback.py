@@ -20,7 +20,7 @@ from . import backend
 _NOWHERE = 2**31  # beyond every position
 
 
-class Way(Protocol):
+class Rollback(Protocol):
     """One way of rewinding."""
 
     name: str
@@ -32,10 +32,10 @@ class Way(Protocol):
     def before(self, n_held: int, n_new: int) -> None:
         """A decode of `n_new` tokens follows on `n_held` held ones."""
 
-    def keep(self, n_held: int, n: int) -> int:
+    def roll_back(self, n_held: int, n: int) -> int:
         """Keep at most the first n of `n_held` tokens; how many are kept, 0 <= kept <= n."""
 
-    def recover(self, n: int) -> int:
+    def resync(self, n: int) -> int:
         """After a decode that did not come back whole: keep at most n tokens; how many are kept."""
 
     def reset(self) -> None:
@@ -64,7 +64,7 @@ class Plain:
     def before(self, n_held: int, n_new: int) -> None:
         self._safe_from = n_held if n_new <= self._n_ubatch else _NOWHERE
 
-    def keep(self, n_held: int, n: int) -> int:
+    def roll_back(self, n_held: int, n: int) -> int:
         if n >= n_held:
             return n_held
         if self._n_swa and n < self._safe_from:
@@ -76,8 +76,8 @@ class Plain:
             return 0
         return n
 
-    def recover(self, n: int) -> int:
-        return self.keep(n + 1, min(n, backend.pos_max(self._ctx) + 1))
+    def resync(self, n: int) -> int:
+        return self.roll_back(n + 1, min(n, backend.pos_max(self._ctx) + 1))
 
     def reset(self) -> None:
         self._safe_from = _NOWHERE
@@ -113,10 +113,10 @@ class Checkpoint:
     def before(self, n_held: int, n_new: int) -> None:
         pass
 
-    def keep(self, n_held: int, n: int) -> int:
-        return n_held if n >= n_held else self.recover(n)
+    def roll_back(self, n_held: int, n: int) -> int:
+        return n_held if n >= n_held else self.resync(n)
 
-    def recover(self, n: int) -> int:
+    def resync(self, n: int) -> int:
         fitting = [saved for saved in (self._latest, self._pinned) if saved is not None and saved[0] <= n]
         for at, data in sorted(fitting, key=lambda saved: -saved[0]):
             # The state's own tail beyond `at` (attention layers) can be cut once the recurrent part is back.
@@ -157,25 +157,25 @@ class Native(Checkpoint):
     def before(self, n_held: int, n_new: int) -> None:
         self._reach = min(self._n_rs_seq, n_new - 1)
 
-    def keep(self, n_held: int, n: int) -> int:
+    def roll_back(self, n_held: int, n: int) -> int:
         if n >= n_held:
             return n_held
         reach, self._reach = self._reach, 0
         if n > 0 and n_held - n <= reach and backend.seq_rm(self._ctx, n):
             self._forget(n)
             return n
-        return super().keep(n_held, n)
+        return super().roll_back(n_held, n)
 
-    def recover(self, n: int) -> int:
+    def resync(self, n: int) -> int:
         self._reach = 0  # what a failed decode left cannot be rolled back
-        return super().recover(n)
+        return super().resync(n)
 
     def reset(self) -> None:
         super().reset()
         self._reach = 0
 
 
-class Never:
+class NoRollback:
     """A memory that no way can rewind: whatever must be dropped takes everything with it."""
 
     name = "none"
@@ -189,10 +189,10 @@ class Never:
     def before(self, n_held: int, n_new: int) -> None:
         pass
 
-    def keep(self, n_held: int, n: int) -> int:
-        return n_held if n >= n_held else self.recover(n)
+    def roll_back(self, n_held: int, n: int) -> int:
+        return n_held if n >= n_held else self.resync(n)
 
-    def recover(self, n: int) -> int:
+    def resync(self, n: int) -> int:
         backend.clear(self._ctx)
         return 0
 
@@ -200,31 +200,31 @@ class Never:
         pass
 
 
-def choose(llama: Any, ctx: Any, batch: backend.Batch) -> Way:
+def select(llama: Any, ctx: Any, batch: backend.Batch) -> Rollback:
     """The way that this context supports, found by trying: decode a few tokens, drop some, look at the end."""
-    way: Way
+    rollback: Rollback
     if backend.n_rs_seq(ctx) > 0:
-        way = Native(ctx, backend.n_rs_seq(ctx))
+        rollback = Native(ctx, backend.n_rs_seq(ctx))
     elif backend.is_recurrent(llama):
-        way = Checkpoint(ctx)
+        rollback = Checkpoint(ctx)
     else:
-        way = Plain(ctx, backend.n_swa(llama))
+        rollback = Plain(ctx, backend.n_swa(llama))
     try:
-        works = _rewinds(way, ctx, batch)
+        works = _rolls_back(rollback, ctx, batch)
     except BackendError:
         works = False
     backend.clear(ctx)
-    way.reset()
-    return way if works else Never(ctx)
+    rollback.reset()
+    return rollback if works else NoRollback(ctx)
 
 
-def _rewinds(way: Way, ctx: Any, batch: backend.Batch) -> bool:
+def _rolls_back(rollback: Rollback, ctx: Any, batch: backend.Batch) -> bool:
     """Whether `way` brings `ctx` back to one token after it was given two more."""
     for n_held, n_new in ((0, 1), (1, 2)):
-        way.mark(n_held, n_new - 1)
-        way.before(n_held, n_new)
+        rollback.mark(n_held, n_new - 1)
+        rollback.before(n_held, n_new)
         batch.fill([0] * n_new, n_held, 0)
         if backend.decode(ctx, batch) != backend.DECODE_OK:
             return False
-    kept = way.keep(3, 2)
+    kept = rollback.roll_back(3, 2)
     return kept >= 1 and backend.pos_max(ctx) == kept - 1

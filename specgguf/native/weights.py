@@ -37,7 +37,7 @@ class Weights:
         self.path = os.fspath(path)
         self.keywords = dict(keywords or {})
         header.check_gguf(self.path)
-        _check_head(self.path, self.keywords)
+        _check_header(self.path, self.keywords)
         backend.start()
 
         self._llama: Any = None
@@ -93,7 +93,7 @@ class _Untemplated(llama_cpp.Llama):  # type: ignore[misc]
         self.all_metadata = values
 
 
-def _check_head(path: str, keywords: Mapping[str, Any]) -> None:
+def _check_header(path: str, keywords: Mapping[str, Any]) -> None:
     """Refuse a head over which llama.cpp would end the process, as far as known. One that cannot be read is llama.cpp's
     to refuse. Whether tensors can be mapped is best effort: the first one of the first shard tells."""
     try:

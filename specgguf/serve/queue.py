@@ -20,7 +20,7 @@ from specgguf.errors import Cancelled, SpecggufError
 Json = dict[str, Any]
 Work = Callable[[], Json | Generator[Json, None, None]]
 
-INSIST_S = 0.1  # a cancel that comes before the engine has begun is lost: it is said again until the job ends
+RETRY_S = 0.1  # a cancel that comes before the engine has begun is lost: it is said again until the job ends
 FINISH_S = 3.0  # a job asked to finish is cancelled after so long: it still reads its prompt
 
 
@@ -115,7 +115,7 @@ class Worker:
         self._running: Job | None = None
         self._closed = False
         self._changed = threading.Condition()
-        self._insisting: set[asyncio.Task[None]] = set()
+        self._retrying: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -167,13 +167,13 @@ class Worker:
                 job.end(Cancelled("stopped while waiting"))
                 return
         if not job.ended.is_set():
-            task = asyncio.ensure_future(self._insist(job, finish))
-            self._insisting.add(task)
-            task.add_done_callback(self._insisting.discard)
+            task = asyncio.ensure_future(self._retry(job, finish))
+            self._retrying.add(task)
+            task.add_done_callback(self._retrying.discard)
 
-    async def _insist(self, job: Job, finish: bool) -> None:
+    async def _retry(self, job: Job, finish: bool) -> None:
         """Tell the engine until the job has ended. Never another job: the lock is held while it is told."""
-        n_left = FINISH_S / INSIST_S if finish else 0
+        n_left = FINISH_S / RETRY_S if finish else 0
         while not job.ended.is_set():
             with self._changed:
                 if self._running is job:
@@ -181,7 +181,7 @@ class Worker:
                     (self._engine.finish if n_left > 0 else self._engine.cancel)()
             n_left -= 1
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(job.ended.wait(), INSIST_S)
+                await asyncio.wait_for(job.ended.wait(), RETRY_S)
 
     def close(self) -> None:
         """Take no more jobs and end those that wait; the running one goes on."""

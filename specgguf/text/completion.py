@@ -24,7 +24,7 @@ FINISH_REASONS = {"eos": "stop", "stop": "stop", "length": "length"}
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class ResponseMetadata:
     """What every dict of one reply repeats. `id` is "cmpl-…"; chat dicts put "chat" before it."""
 
     id: str
@@ -69,7 +69,7 @@ Items = Iterable[Piece | Final]
 
 
 def completion(
-    head: Head, items: Items, *, echo: str = "", ending: str = "", logprobs: LogprobWriter | None = None
+    response: ResponseMetadata, items: Items, *, echo: str = "", ending: str = "", logprobs: LogprobWriter | None = None
 ) -> Json:
     """The dict of a text completion; `echo` is put before its text and `ending` (the suffix) after it."""
     pieces, final = collect(items)
@@ -79,17 +79,17 @@ def completion(
         "logprobs": logprobs.all(pieces) if logprobs else None,
         "finish_reason": final.finish_reason,
     }
-    return _completion_dict(head, choice) | final.extras()
+    return _completion_dict(response, choice) | final.extras()
 
 
 def completion_chunks(
-    head: Head, items: Items, *, echo: str = "", ending: str = "", logprobs: LogprobWriter | None = None
+    response: ResponseMetadata, items: Items, *, echo: str = "", ending: str = "", logprobs: LogprobWriter | None = None
 ) -> Iterator[Json]:
     """The chunks of a text completion: one per token, and a last one that says why it ended."""
 
     def chunk(text: str, entry: Json | None = None, reason: str | None = None, drafted: bool = False) -> Json:
         choice = {"text": text, "index": 0, "logprobs": entry, "finish_reason": reason}
-        return _completion_dict(head, choice) | {"from_draft": drafted}
+        return _completion_dict(response, choice) | {"from_draft": drafted}
 
     if echo:
         yield chunk(echo)
@@ -100,12 +100,12 @@ def completion_chunks(
             yield chunk(item.text, logprobs.add(item) if logprobs else None, drafted=item.from_draft)
 
 
-def _completion_dict(head: Head, choice: Json) -> Json:
+def _completion_dict(response: ResponseMetadata, choice: Json) -> Json:
     return {
-        "id": head.id,
+        "id": response.id,
         "object": "text_completion",
-        "created": head.created,
-        "model": head.model,
+        "created": response.created,
+        "model": response.model,
         "choices": [choice],
     }
 
@@ -127,7 +127,7 @@ def collect(items: Items) -> tuple[list[Piece], Final]:
 
 
 def chat(
-    head: Head,
+    response: ResponseMetadata,
     items: Items,
     *,
     logprobs: LogprobWriter | None = None,
@@ -145,7 +145,7 @@ def chat(
     message: Json = {"role": "assistant", "content": text}
     reason = final.finish_reason
     if forced_tool:
-        call = _call_dict(head, 0, ToolCall(forced_tool, text))
+        call = _call_dict(response, 0, ToolCall(forced_tool, text))
         message |= {"content": None, "function_call": call["function"], "tool_calls": [call]}
         reason = "tool_calls"
     elif parse_tools:
@@ -154,7 +154,7 @@ def chat(
         calls = [part for part in parts if isinstance(part, ToolCall)]
         if calls:
             message["content"] = "".join(part for part in parts if isinstance(part, str)) or None
-            message["tool_calls"] = [_call_dict(head, i, call) for i, call in enumerate(calls)]
+            message["tool_calls"] = [_call_dict(response, i, call) for i, call in enumerate(calls)]
             reason = _with_calls(reason)
     choice = {
         "index": 0,
@@ -162,11 +162,11 @@ def chat(
         "logprobs": chat_logprobs(logprobs.all(pieces) if logprobs else None),
         "finish_reason": reason,
     }
-    return _chat_dict(head, "chat.completion", choice) | final.extras()
+    return _chat_dict(response, "chat.completion", choice) | final.extras()
 
 
 def chat_chunks(
-    head: Head,
+    response: ResponseMetadata,
     items: Items,
     *,
     logprobs: LogprobWriter | None = None,
@@ -180,9 +180,9 @@ def chat_chunks(
 
     def chunk(delta: Json, entry: Json | None = None, reason: str | None = None, drafted: bool = False) -> Json:
         choice = {"index": 0, "delta": delta, "logprobs": chat_logprobs(entry), "finish_reason": reason}
-        return _chat_dict(head, "chat.completion.chunk", choice) | {"from_draft": drafted}
+        return _chat_dict(response, "chat.completion.chunk", choice) | {"from_draft": drafted}
 
-    deltas = _Deltas(head, parse_tools, forced_tool)
+    deltas = _Deltas(response, parse_tools, forced_tool)
     begun = False
     for item in items:
         if not begun:
@@ -200,8 +200,8 @@ def chat_chunks(
 class _Deltas:
     """A stream's text as deltas: content, tool calls, or the arguments of a forced call."""
 
-    def __init__(self, head: Head, parse_tools: bool, forced_tool: str) -> None:
-        self._head = head
+    def __init__(self, response: ResponseMetadata, parse_tools: bool, forced_tool: str) -> None:
+        self._response = response
         self._parser = ToolCallParser() if parse_tools and not forced_tool else None
         self._forced = forced_tool
         self._n_calls = 0
@@ -221,14 +221,14 @@ class _Deltas:
         calls = [part for part in parts if isinstance(part, ToolCall)]
         if calls:
             delta["tool_calls"] = [
-                {"index": i, **_call_dict(self._head, i, call)} for i, call in enumerate(calls, self._n_calls)
+                {"index": i, **_call_dict(self._response, i, call)} for i, call in enumerate(calls, self._n_calls)
             ]
             self._n_calls += len(calls)
         return delta
 
     def _arguments(self, text: str) -> Json:
         """Id and name come once: OpenAI's client adds up what later deltas repeat."""
-        call = _call_dict(self._head, 0, ToolCall(self._forced, text))
+        call = _call_dict(self._response, 0, ToolCall(self._forced, text))
         if self._n_calls:
             call = {"function": {"arguments": text}}
         self._n_calls = 1
@@ -244,20 +244,20 @@ def _with_calls(reason: str) -> str:
     return "tool_calls" if reason == "stop" else reason
 
 
-def _call_dict(head: Head, i: int, call: ToolCall) -> Json:
+def _call_dict(response: ResponseMetadata, i: int, call: ToolCall) -> Json:
     return {
-        "id": f"call__{i}_{call.name}_{head.id}",
+        "id": f"call__{i}_{call.name}_{response.id}",
         "type": "function",
         "function": {"name": call.name, "arguments": call.arguments},
     }
 
 
-def _chat_dict(head: Head, kind: str, choice: Json) -> Json:
+def _chat_dict(response: ResponseMetadata, kind: str, choice: Json) -> Json:
     return {
-        "id": "chat" + head.id,
+        "id": "chat" + response.id,
         "object": kind,
-        "created": head.created,
-        "model": head.model,
+        "created": response.created,
+        "model": response.model,
         "choices": [choice],
     }
 

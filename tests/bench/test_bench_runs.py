@@ -43,14 +43,14 @@ class Scripted:
         self.accepted = accepted
         self.slow = slow or {}
         self.now = 100.0
-        self.native_s = 0.0
+        self.decode_s = 0.0
         self.last = Stats()
         self.calls: list[tuple[int | str, SamplingParams]] = []
         self.n_resets = 0
         self.cancelled = threading.Event()
         self.closed = False
         self.interrupt_at = -1
-        self.notices: list[str] = []
+        self.warnings: list[str] = []
 
     def clock(self) -> float:
         return self.now
@@ -70,10 +70,10 @@ class Scripted:
     def close(self) -> None:
         self.closed = True
 
-    def _spend(self, native_s: float, host_s: float = 0.0) -> None:
+    def _spend(self, decode_s: float, host_s: float = 0.0) -> None:
         factor = self.slow.get(len(self.calls) - 1, 1.0)
-        self.now += factor * (native_s + host_s)
-        self.native_s += factor * native_s
+        self.now += factor * (decode_s + host_s)
+        self.decode_s += factor * decode_s
 
     def generate(
         self, tokens: Sequence[int], params: SamplingParams, *, draft: int | str, draft_max: int | None
@@ -181,7 +181,7 @@ def test_a_plain_run() -> None:
     assert sample.n_timed == 12  # the first token came with the prompt
     assert sample.first_s == pytest.approx(READ_S + HOST_S)
     assert sample.predicted_s == pytest.approx(12 * PASS_S + 13 * HOST_S)
-    assert sample.native_s == pytest.approx(READ_S + 12 * PASS_S)
+    assert sample.decode_s == pytest.approx(READ_S + 12 * PASS_S)
     assert sample.rounds_by_draft_n == (13,)
     assert sample.finish_reason == "length"
 
@@ -219,8 +219,8 @@ def samples(
 ) -> list[Sample]:
     """A sample per repeat, of 100 tokens at these speeds; drafts of 4 tokens unless resting."""
     drafts = draft != "off" and accepted is not None
-    n_resting = round(100 * resting) if drafts else 100
-    draft_n = 4 * (100 - n_resting)
+    n_plain = round(100 * resting) if drafts else 100
+    draft_n = 4 * (100 - n_plain)
     return [
         Sample(
             engine="specgguf",
@@ -239,7 +239,7 @@ def samples(
             n_rounds=100,
             draft_n=draft_n,
             draft_n_accepted=round(draft_n * (accepted or 0.0)),
-            rounds_by_draft_n=(n_resting, 0, 0, 0, 100 - n_resting),
+            rounds_by_draft_n=(n_plain, 0, 0, 0, 100 - n_plain),
         )
         for r, tokens_per_s in enumerate(speeds)
     ]
@@ -271,13 +271,13 @@ PLAIN = samples("off", [10, 10, 10])
 def test_verdicts(others: list[tuple[Any, list[float], Any, float]], draft: Any, sure: bool, text: str) -> None:
     measured = [*PLAIN, *(s for d, v, a, r in others for s in samples(d, v, accepted=a, resting=r))]
     (only,) = report(measured)
-    assert (only.verdict.draft, only.verdict.sure) == (draft, sure)
-    assert only.verdict.text.startswith(text)
+    assert (only.recommendation.draft, only.recommendation.sure) == (draft, sure)
+    assert only.recommendation.text.startswith(text)
 
 
 def test_without_plain_runs_nothing_is_claimed() -> None:
     (only,) = report(samples("auto", [10, 10], accepted=0.9))
-    assert only.verdict.text == "too little was measured"
+    assert only.recommendation.text == "too little was measured"
     assert only.rows[0].gain is None
 
 
@@ -304,7 +304,7 @@ def test_rows_come_in_order_with_their_figures() -> None:
     assert auto.mean_draft_n == pytest.approx(11 / 4)  # the last round has room for two
     assert auto.resting == pytest.approx(1 / 5)
     assert plain.host_share == pytest.approx(13 * HOST_S / (READ_S + 12 * PASS_S + 13 * HOST_S))
-    assert code.verdict.draft == "auto"
+    assert code.recommendation.draft == "auto"
 
 
 # --- what is kept ---------------------------------------------------------------------------------------------
@@ -442,7 +442,7 @@ def test_a_real_pair(home: Path, monkeypatch: pytest.MonkeyPatch, tiny_chat: Pai
         assert 0 < sample.n_generated <= 12
         assert sample.n_prompt == kept["off"].n_prompt > 50
         assert sample.prompt_s < sample.total_s
-        assert sample.native_s is not None
-        assert 0 < sample.native_s < sample.total_s
+        assert sample.decode_s is not None
+        assert 0 < sample.decode_s < sample.total_s
         assert sum(sample.rounds_by_draft_n) == sample.n_rounds
         assert (sample.draft_n > 0) == (draft in (1, 2)) or draft == "auto"

@@ -243,7 +243,7 @@ def test_model(converse: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = numbered(), FakeEngine([pieces("From the second.")])
     tried: list[tuple[str, str | None]] = []
 
-    def pick(settings, notes, *, yes=False):  # type: ignore[no-untyped-def]
+    def pick(settings, status, *, yes=False):  # type: ignore[no-untyped-def]
         tried.append((settings["model"], settings["draft_model"]))
         if settings["model"] == "nowhere":
             raise ModelNotFound("no such model: nowhere")
@@ -297,11 +297,11 @@ def test_errors_do_not_end_the_conversation(converse: Run) -> None:
         ("/model de", ["demo"]),
     ],
 )
-def test_completion(home: Path, typed: str, offered: list[str]) -> None:
+def test_completion(home: Path, typed: str, candidates: list[str]) -> None:
     sessions.save(sessions.Session("my talk"))
-    room = None  # the choices offered here need none
-    found = [text for text, _, _ in slash.complete(room, typed)]  # type: ignore[arg-type]
-    assert found == offered
+    chat = None  # the choices offered here need none
+    found = [text for text, _, _ in slash.complete(chat, typed)]  # type: ignore[arg-type]
+    assert found == candidates
 
 
 def test_completion_of_paths(home: Path) -> None:

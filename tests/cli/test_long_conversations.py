@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from conftest import Pair
-from specgguf.cli.chat.autosave import Keeper
-from specgguf.cli.chat.conversation import Talk
+from specgguf.cli.chat.autosave import Autosave
+from specgguf.cli.chat.conversation import Conversation
 from specgguf.cli.chat.turn import Answer
 from specgguf.cli.open_pair import Loaded
 from specgguf.cli.settings import gather
 from specgguf.cli.terminal.render import Collect
-from specgguf.cli.terminal.status import Notes
+from specgguf.cli.terminal.status import StatusOutput
 from support.cli_support import home
 
 from specgguf import SpeculativeLlama
@@ -33,73 +33,73 @@ def engine(tiny_chat: Pair) -> Iterator[SpeculativeLlama]:
         yield engine
 
 
-def talk_over(engine: SpeculativeLlama, **flags: Any) -> tuple[Talk, io.StringIO]:
+def talk_over(engine: SpeculativeLlama, **flags: Any) -> tuple[Conversation, io.StringIO]:
     err = io.StringIO()
-    notes = Notes(stream=err)
+    status = StatusOutput(stream=err)
     loaded = Loaded(engine, "target.gguf", "draft.gguf")
-    return Talk(loaded, gather(SETTINGS | flags, {}), notes, Keeper(notes, enabled=False)), err
+    return Conversation(loaded, gather(SETTINGS | flags, {}), status, Autosave(status, enabled=False)), err
 
 
-def send(talk: Talk, text: str) -> Answer:
-    return talk.send(text, Collect())
+def send(conversation: Conversation, text: str) -> Answer:
+    return conversation.send(text, Collect())
 
 
 def test_forty_turns_in_a_context_of_2k(home: object, engine: SpeculativeLlama, tiny_chat: Pair) -> None:
-    talk, err = talk_over(engine)
-    talk.set_system("You are brief.")
+    conversation, err = talk_over(engine)
+    conversation.set_system("You are brief.")
     texts = []
     for n in range(40):
-        answer = send(talk, f"Question number {n}: what is {n} times {n}, and why is that so?")
+        answer = send(conversation, f"Question number {n}: what is {n} times {n}, and why is that so?")
         texts.append(answer.text)
-        prompt = engine.render(talk.window()[:-1])
+        prompt = engine.render(conversation.window()[:-1])
         assert engine.last.n_prompt == len(prompt) < N_CTX
-        assert talk.window()[0]["role"] == "system"
-        assert talk.n_turns == n + 1  # all of them are kept for the session
+        assert conversation.window()[0]["role"] == "system"
+        assert conversation.n_turns == n + 1  # all of them are kept for the session
         if n % 8 == 7:
             with SpeculativeLlama(str(tiny_chat.target), **QUIET) as fresh:
                 plain, _ = talk_over(fresh)
-                plain.resume(talk.window()[:-2])
-                assert send(plain, talk.messages[-2]["content"]).text == answer.text
+                plain.resume(conversation.window()[:-2])
+                assert send(plain, conversation.messages[-2]["content"]).text == answer.text
     assert err.getvalue().count("context full: the oldest") >= 2
     assert len(set(texts)) > 1
 
 
 def test_a_warm_turn_reads_only_what_is_new(home: object, engine: SpeculativeLlama) -> None:
-    talk, _ = talk_over(engine)
-    send(talk, "First question, " * 20)
+    conversation, _ = talk_over(engine)
+    send(conversation, "First question, " * 20)
     n_known = engine.last.n_prompt  # the answer's text may be tokenised otherwise than it was generated
-    send(talk, "Second.")
+    send(conversation, "Second.")
     for _ in range(20):  # /undo and /retry keep the cache
         assert engine.last.n_cached >= n_known - 1
         assert engine.last.n_prefilled <= engine.last.n_prompt - engine.last.n_cached
-        send(talk, talk.undo())
+        send(conversation, conversation.undo())
 
 
 def test_undo_and_retry_equal_a_fresh_run(home: object, engine: SpeculativeLlama, tiny_chat: Pair) -> None:
-    talk, _ = talk_over(engine)
-    send(talk, "one")
-    first = send(talk, "two").text
+    conversation, _ = talk_over(engine)
+    send(conversation, "one")
+    first = send(conversation, "two").text
     for _ in range(3):
-        assert send(talk, talk.undo()).text == first
-    talk.undo()
-    third = send(talk, "three").text
+        assert send(conversation, conversation.undo()).text == first
+    conversation.undo()
+    third = send(conversation, "three").text
     with SpeculativeLlama(str(tiny_chat.target), **QUIET) as fresh:
         plain, _ = talk_over(fresh)
-        plain.resume(talk.window()[:-2])
+        plain.resume(conversation.window()[:-2])
         assert send(plain, "three").text == third
 
 
 def test_stop_refuses_instead_of_dropping(home: object, engine: SpeculativeLlama) -> None:
-    talk, _ = talk_over(engine, overflow="stop")
+    conversation, _ = talk_over(engine, overflow="stop")
     question = "and so on, " * 10
-    while len(engine.render([*talk.window(), {"role": "user", "content": question}])) < N_CTX * 3 // 4:
-        send(talk, question)
+    while len(engine.render([*conversation.window(), {"role": "user", "content": question}])) < N_CTX * 3 // 4:
+        send(conversation, question)
     with pytest.raises(ContextFull):
-        send(talk, "and so on, " * 80)
-    assert talk.unanswered.startswith("and so on")
-    assert talk.messages[-1]["role"] == "assistant"
-    talk.clear()
-    assert send(talk, "Short.").finish_reason in ("stop", "length")
+        send(conversation, "and so on, " * 80)
+    assert conversation.unanswered.startswith("and so on")
+    assert conversation.messages[-1]["role"] == "assistant"
+    conversation.clear()
+    assert send(conversation, "Short.").finish_reason in ("stop", "length")
 
 
 def test_a_message_that_no_context_holds_is_dropped_unread(
@@ -114,19 +114,19 @@ def test_a_message_that_no_context_holds_is_dropped_unread(
         return tokenize(self, text, add_bos, special)
 
     monkeypatch.setattr(SpeculativeLlama, "tokenize", seen)
-    talk, err = talk_over(engine)
-    talk.resume([{"role": role, "content": "x" * 1_000_000} for role in ("user", "assistant")])
-    assert send(talk, "And now?").spans
+    conversation, err = talk_over(engine)
+    conversation.resume([{"role": role, "content": "x" * 1_000_000} for role in ("user", "assistant")])
+    assert send(conversation, "And now?").spans
     assert "context full: the oldest 1 turn was dropped" in err.getvalue()
     assert max(read) < N_CTX
     with pytest.raises(ContextFull, match="bytes of prompt do not fit"):
-        send(talk, "x" * 1_000_000)
+        send(conversation, "x" * 1_000_000)
 
 
 def test_a_question_longer_than_the_context(home: object, engine: SpeculativeLlama) -> None:
-    talk, _ = talk_over(engine)
-    send(talk, "one")
+    conversation, _ = talk_over(engine)
+    send(conversation, "one")
     with pytest.raises(ContextFull, match="the last message alone takes"):
-        send(talk, "x" * (2 * N_CTX))
-    assert talk.n_turns == 1
-    assert send(talk, "two").spans
+        send(conversation, "x" * (2 * N_CTX))
+    assert conversation.n_turns == 1
+    assert send(conversation, "two").spans

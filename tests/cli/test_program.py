@@ -73,11 +73,11 @@ def test_tables_fold_their_last_column() -> None:
 
 
 def test_a_command_that_cannot_be_imported_does_not_break_help(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(main.COMMANDS, "ghost", ("Keep", "no_such_module", "Not there."))
+    monkeypatch.setitem(main.COMMANDS, "ghost", ("Keep", "Not there."))
     assert "ghost" in run("--help").out
     ran = run("ghost")
     assert ran.code == exits.FAILED
-    assert "no_such_module" in ran.err
+    assert "ghost" in ran.err
 
 
 @pytest.mark.parametrize("group", [(), ("sessions",), ("models",), ("config",)])

@@ -6,19 +6,19 @@ import io
 import re
 
 import pytest
-from specgguf.cli.terminal import stats_view, console
+from specgguf.cli.terminal import console, stats_view
+from specgguf.cli.terminal.console import Style, clean, one_line, style_for
 from specgguf.cli.terminal.markdown import StableMarkdown
 from specgguf.cli.terminal.progress import Progress, human_bytes, human_seconds
 from specgguf.cli.terminal.reasoning import Span, Spans
 from specgguf.cli.terminal.render import AnswerWriter
-from specgguf.cli.terminal.status import Notes
-from specgguf.cli.terminal.console import Ink, clean, ink_for, one_line
+from specgguf.cli.terminal.status import StatusOutput
 
 from specgguf.decode.records import Round
 from specgguf.decode.stats import Stats
 
-PLAIN = Ink()
-TERMINAL = Ink(tty=True, live=True, styles=True, color=True)
+PLAIN = Style()
+TERMINAL = Style(tty=True, live=True, styles=True, color=True)
 
 
 class Tty(io.StringIO):
@@ -26,10 +26,10 @@ class Tty(io.StringIO):
         return True
 
 
-def written(spans: list[Span], ink: Ink, **keywords: object) -> tuple[str, str]:
+def written(spans: list[Span], style: Style, **keywords: object) -> tuple[str, str]:
     """stdout and stderr after writing `spans`."""
     out, err = io.StringIO(), io.StringIO()
-    writer = AnswerWriter(Notes(ink, stream=err), ink=ink, out=out, **keywords)  # type: ignore[arg-type]
+    writer = AnswerWriter(StatusOutput(style, stream=err), style=style, out=out, **keywords)  # type: ignore[arg-type]
     for span in spans:
         writer.span(span)
     writer.end()
@@ -50,9 +50,9 @@ def written(spans: list[Span], ink: Ink, **keywords: object) -> tuple[str, str]:
     ],
 )
 def test_ink(term: str, color: str, variables: dict[str, str], styles: bool, colors: bool) -> None:
-    ink = ink_for(Tty(), color, {"TERM": term, **variables})
-    assert (ink.styles, ink.color) == (styles, colors)
-    piped = ink_for(io.StringIO(), color, {"TERM": term, **variables})
+    style = style_for(Tty(), color, {"TERM": term, **variables})
+    assert (style.styles, style.color) == (styles, colors)
+    piped = style_for(io.StringIO(), color, {"TERM": term, **variables})
     assert (piped.tty, piped.live, piped.styles) == (False, False, color == "always")
 
 
@@ -65,7 +65,7 @@ def test_clean_keeps_text_and_drops_what_drives_a_terminal() -> None:
 
 def test_styles_end_before_the_line_does() -> None:
     assert TERMINAL.drafted("a\n\nb") == "\x1b[32ma\x1b[0m\n\n\x1b[32mb\x1b[0m"
-    assert Ink(styles=True).drafted("a") == "\x1b[4ma\x1b[0m"
+    assert Style(styles=True).drafted("a") == "\x1b[4ma\x1b[0m"
     assert PLAIN.drafted("a") == "a"
 
 
@@ -75,9 +75,9 @@ def test_one_line() -> None:
 
 
 @pytest.mark.parametrize("ink", [PLAIN, TERMINAL])
-def test_an_answer_ends_with_one_line_end(ink: Ink) -> None:
+def test_an_answer_ends_with_one_line_end(style: Style) -> None:
     for text, ending in (("x", "x\n"), ("x\n", "x\n"), ("", "")):
-        assert written([Span(text, False)], ink)[0] == ending
+        assert written([Span(text, False)], style)[0] == ending
 
 
 def test_highlight_marks_drafted_text_only() -> None:
@@ -141,7 +141,7 @@ def test_stats_line() -> None:
         rows = stats_view.joined(said, width).split("\n")
         assert " | ".join(rows) == stats_view.joined(said)
         assert all(len(row) < width or " | " not in row for row in rows)
-    stats.rest_reason = "the draft model is too slow"
+    stats.off_reason = "the draft model is too slow"
     assert "; now rests: the draft model is too slow" in stats_view.joined(stats_view.parts(stats, 1000))
 
 
@@ -149,12 +149,12 @@ def test_stats_page_shows_positions_trace_and_rests() -> None:
     stats = Stats()
     for n, accepted in ((4, 4), (4, 2), (0, 0), (1, 0)):
         stats.add(Round((1,), draft_n=n, draft_n_accepted=accepted, verify_s=0.1))
-    stats.rest_reason = "it does not pay"
+    stats.off_reason = "it does not pay"
     text = "\n".join(stats_view.page(stats, stats, 1000, PLAIN))
     assert re.search(r"position +1 +2 +3 +4\n +accepted +67 % +100 % +50 % +100 %\n", text)
     assert "██·▃" in text
     assert "rested   1 of 4 rounds; now rests: it does not pay" in text
-    stats.k_trace.remove(0)
+    stats.draft_lengths.remove(0)
     assert "rested   0 of 3 rounds; now rests: it does not pay" in "\n".join(stats_view.page(stats, stats, 1000, PLAIN))
 
 
@@ -165,12 +165,12 @@ def test_stats_page_breaks_between_words_and_says_once_why_it_rests(width: int |
     for i in range(200):
         n = i % 17 if drafts else 0
         stats.add(Round((1,), draft_n=n, draft_n_accepted=n, verify_s=0.1))
-    stats.rest_reason = "drafting would run at 0.86 of plain speed, with 62% of first tokens right"
+    stats.off_reason = "drafting would run at 0.86 of plain speed, with 62% of first tokens right"
     page = stats_view.page(stats, stats, 1000, PLAIN, width)
     text = "\n".join(page)
     assert all(len(line) < (width or 250) for line in page), text
     words = text.split()
-    assert " ".join(words).count(stats.rest_reason) == 1
+    assert " ".join(words).count(stats.off_reason) == 1
     assert {"62%", "rounds;"} <= set(words)
     row = next(i for i, line in enumerate(page) if line.startswith("  rested   "))
     below = page[row + 1]
@@ -192,17 +192,17 @@ def test_bars() -> None:
 
 def test_waiting_line_disappears_and_is_not_in_pipes() -> None:
     live, piped = io.StringIO(), io.StringIO()
-    for stream, ink in ((live, TERMINAL), (piped, PLAIN)):
-        notes = Notes(ink, stream=stream)
-        notes.wait("loading")
-        notes.tell("done")
+    for stream, style in ((live, TERMINAL), (piped, PLAIN)):
+        status = StatusOutput(style, stream=stream)
+        status.wait("loading")
+        status.tell("done")
     assert live.getvalue() == "\r\x1b[2mloading\x1b[0m\x1b[K\r\x1b[Kdone\n"
     assert piped.getvalue() == "done\n"
 
 
 def test_a_waiting_line_that_is_cut_keeps_its_seconds() -> None:
     live = io.StringIO()
-    Notes(TERMINAL, stream=live).wait("loading " + "x" * 100 + " …", " 1.2 s")
+    StatusOutput(TERMINAL, stream=live).wait("loading " + "x" * 100 + " …", " 1.2 s")
     line = live.getvalue().removeprefix("\r\x1b[2m").removesuffix("\x1b[0m\x1b[K")
     assert line.endswith("x… 1.2 s")
     assert len(line) == 79
@@ -210,8 +210,8 @@ def test_a_waiting_line_that_is_cut_keeps_its_seconds() -> None:
 
 def test_progress_bar_and_line() -> None:
     live, piped = io.StringIO(), io.StringIO()
-    for stream, ink in ((live, TERMINAL), (piped, PLAIN)):
-        with Progress(Notes(ink, stream=stream)) as progress:
+    for stream, style in ((live, TERMINAL), (piped, PLAIN)):
+        with Progress(StatusOutput(style, stream=stream)) as progress:
             for done in (0, 500_000_000, 1_000_000_000):
                 progress("model.gguf", done, 1_000_000_000)
     assert piped.getvalue() == "model.gguf: 1.0 GB\n"

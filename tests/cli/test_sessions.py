@@ -179,7 +179,7 @@ def test_a_question_without_an_answer_is_set_aside_by_the_next(run: Run) -> None
     said = "the question before this one got no answer and is set aside (specgguf sessions show 'one'): And 2 + 2?\n"
     assert ran.err.endswith(said)
     session = sessions.load("one")
-    assert (session.pending, session.aside) == ("", ["And\n2 + 2?"])
+    assert (session.pending, session.unanswered) == ("", ["And\n2 + 2?"])
     assert "And\n2 + 2?" not in [m["content"] for m in session.messages]
     assert run("sessions", "show", "one").out.endswith("## You, without an answer\n\nAnd\n2 + 2?\n")
     assert "set aside" not in run("chat", "-C", "More?").err
@@ -189,18 +189,18 @@ def test_a_question_that_is_asked_again_is_not_set_aside(run: Run) -> None:
     unanswered()
     ran = run("chat", "-C", "And 2 + 2?")
     assert "set aside" not in ran.err
-    assert (sessions.load("one").pending, sessions.load("one").aside) == ("", [])
+    assert (sessions.load("one").pending, sessions.load("one").unanswered) == ("", [])
 
 
 def test_a_question_that_is_answered_at_last_is_set_aside_no_longer(run: Run) -> None:
     unanswered("Two?")
     run("chat", "-C", "Three?")
-    assert sessions.load("one").aside == ["Two?"]
+    assert sessions.load("one").unanswered == ["Two?"]
     run("chat", "-C", "Two?", fake=FakeEngine([BackendError("no slot")]))
-    assert (sessions.load("one").pending, sessions.load("one").aside) == ("Two?", [])
+    assert (sessions.load("one").pending, sessions.load("one").unanswered) == ("Two?", [])
     assert run("sessions", "show", "one").out.count("Two?") == 1
     run("chat", "-C", "Two?")
-    assert (sessions.load("one").pending, sessions.load("one").aside) == ("", [])
+    assert (sessions.load("one").pending, sessions.load("one").unanswered) == ("", [])
 
 
 @pytest.mark.parametrize(
@@ -217,12 +217,12 @@ def test_a_question_without_an_answer_outlives_what_answers_nothing(converse: Ru
 def test_a_conversation_sets_aside_too(converse: Run) -> None:
     unanswered()
     converse("And 1 + 2?", "/undo", flags=["-C"])
-    assert sessions.load("one").aside == ["And 2 + 2?"]
+    assert sessions.load("one").unanswered == ["And 2 + 2?"]
     unanswered()
     fake = FakeEngine()
     converse("/retry", flags=["-C"], fake=fake)
     assert fake.asked[0][-1]["content"] == "And 2 + 2?"
-    assert (sessions.load("one").pending, sessions.load("one").aside) == ("", [])
+    assert (sessions.load("one").pending, sessions.load("one").unanswered) == ("", [])
 
 
 @pytest.mark.parametrize(
@@ -236,14 +236,14 @@ def test_a_conversation_sets_aside_too(converse: Run) -> None:
     ids=["stopped", "stopped, edited", "failed", "failed, edited"],
 )
 def test_what_the_user_took_back_himself_is_not_set_aside(
-    converse: Run, monkeypatch: pytest.MonkeyPatch, error: Exception, line: str, aside: list[str]
+    converse: Run, monkeypatch: pytest.MonkeyPatch, error: Exception, line: str, unanswered: list[str]
 ) -> None:
     monkeypatch.setattr("click.edit", lambda *_, **__: "Three?")
     stored()
     fake = FakeEngine([error, pieces("3.")])
     converse("Two?", line, flags=["-C"], fake=fake)
     assert [messages[-1]["content"] for messages in fake.asked] == ["Two?", "Three?"]
-    assert (sessions.load("one").pending, sessions.load("one").aside) == ("", aside)
+    assert (sessions.load("one").pending, sessions.load("one").unanswered) == ("", unanswered)
 
 
 def test_a_stopped_question_can_be_asked_again_at_the_next_start(converse: Run) -> None:
@@ -262,13 +262,13 @@ def taken_back(ran: Ran) -> list[str]:
 
 def test_undo_takes_back_what_got_no_answer_too(converse: Run) -> None:
     session = unanswered("Two?")
-    session.aside = ["Zero?"]
+    session.unanswered = ["Zero?"]
     sessions.save(session)
     ran = converse(*["/undo"] * 4, flags=["-C"])
     assert taken_back(ran) == ["Two?", "What is 1 + 1?", "Zero?"]
     assert "there is nothing to take back" in ran.err
     left = sessions.load("one")
-    assert (left.messages, left.pending, left.aside) == ([], "", [])
+    assert (left.messages, left.pending, left.unanswered) == ([], "", [])
 
 
 def test_a_stopped_question_is_taken_back_already(converse: Run) -> None:
@@ -282,7 +282,7 @@ def test_clear_leaves_a_question_without_an_answer_behind(converse: Run) -> None
     unanswered()
     converse("/clear", "Three?", flags=["-C"])
     (fresh,) = set(sessions.names()) - {"one"}
-    assert (sessions.load(fresh).pending, sessions.load(fresh).aside) == ("", [])
+    assert (sessions.load(fresh).pending, sessions.load(fresh).unanswered) == ("", [])
     assert sessions.load("one").pending == "And 2 + 2?"
 
 
@@ -290,14 +290,14 @@ def test_clear_leaves_a_question_without_an_answer_behind(converse: Run) -> None
 def test_nothing_is_said_to_be_set_aside_that_is_not(run: Run, arguments: list[str]) -> None:
     unanswered()
     assert "set aside" not in run("chat", "-C", *arguments).err
-    assert (sessions.load("one").pending, sessions.load("one").aside) == ("And 2 + 2?", [])
+    assert (sessions.load("one").pending, sessions.load("one").unanswered) == ("And 2 + 2?", [])
 
 
 def test_a_question_is_set_aside_by_one_that_fails(run: Run) -> None:
     unanswered()
     ran = run("chat", "-C", "Three?", fake=FakeEngine([BackendError("no slot")]))
     assert ran.err.index("set aside") < ran.err.index("error: no slot")
-    assert (sessions.load("one").pending, sessions.load("one").aside) == ("Three?", ["And 2 + 2?"])
+    assert (sessions.load("one").pending, sessions.load("one").unanswered) == ("Three?", ["And 2 + 2?"])
 
 
 def test_a_full_disk_is_told_once_and_the_talk_goes_on(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,7 +54,7 @@ def shown(text: str, columns: int, n: int) -> list[str]:
     terminal, wrap = Terminal(columns), WordWrap(lambda: columns)
     for i in range(0, len(text), n):
         terminal.write(wrap.feed(text[i : i + n], lambda part: part))
-    return console.text()
+    return terminal.text()
 
 
 @pytest.mark.parametrize("columns", [12, 30, 80, 200])
@@ -100,7 +100,7 @@ def test_a_terminal_that_changes_its_width() -> None:
     terminal.write(wrap.feed("one two three four ", str))
     width = 20
     terminal.write(wrap.feed("five six seven eight nine ten", str))
-    assert console.text() == ["one two three four", "five six seven", "eight nine ten"]
+    assert terminal.text() == ["one two three four", "five six seven", "eight nine ten"]
 
 
 def test_remarks_are_folded_between_words() -> None:

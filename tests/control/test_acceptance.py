@@ -13,7 +13,7 @@ from support.fakes import random_table
 from specgguf.config import SamplingParams
 from specgguf.control.acceptance import EDGES, GAMMA, MATCH_PRIORS, PRIOR_MEAN, Acceptance, Count
 from specgguf.decode.records import Draft
-from specgguf.decode.sampling import Law, Rng, Transform, draw
+from specgguf.decode.sampling import Distribution, Rng, Transform, draw
 from specgguf.decode.verifier import RULES
 
 PLAIN = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
@@ -71,13 +71,13 @@ def sampled(rule: str, n_rounds: int, observe: Callable[[Draft, tuple[float, ...
     for n in range(n_rounds):
         context = [n % 7, n % 11, n]
         tokens: list[int] = []
-        laws: list[Law | None] = []
+        probs: list[Distribution | None] = []
         for _ in range(3):
-            law = transform.law(q((*context, *tokens)), ())
-            tokens.append(draw(law, rng))
-            laws.append(law)
-        rows = [transform.law(p((*context, *tokens[:i])), ()) for i in range(4)]
-        draft = Draft(tuple(tokens), tuple(laws), "test")
+            distribution = transform.distribution(q((*context, *tokens)), ())
+            tokens.append(draw(distribution, rng))
+            probs.append(distribution)
+        rows = [transform.distribution(p((*context, *tokens[:i])), ()) for i in range(4)]
+        draft = Draft(tuple(tokens), tuple(probs), "test")
         observe(draft, RULES[rule](draft, rows, rng).survival)
 
 
@@ -147,12 +147,12 @@ def test_an_offer_that_was_not_taken_teaches_as_much() -> None:
     """Up to the first token that came otherwise; what would have followed that is unknown."""
     estimates = Acceptance(3)
     for _ in range(30):
-        estimates.observe_offer(4, (7, 8, 9), (7, 8, 1, 9))
-        estimates.observe_offer(2, (7, 8), (1, 8))
+        estimates.observe_candidate(4, (7, 8, 9), (7, 8, 1, 9))
+        estimates.observe_candidate(2, (7, 8), (1, 8))
     assert estimates.by_match[4].mean == pytest.approx(2 / 3, abs=0.03)
     assert estimates.by_match[2].mean < 0.1
     assert estimates.by_match[3].mean == pytest.approx(MATCH_PRIORS[3])
-    estimates.observe_offer(3, (7, 8), (7,))
+    estimates.observe_candidate(3, (7, 8), (7,))
     assert estimates.by_match[3].mean > MATCH_PRIORS[3]
 
 

@@ -36,8 +36,8 @@ from support.simulator import (
 
 from specgguf.control.controller import Adaptive, Fixed
 from specgguf.control.costs import Costs
-from specgguf.decode.records import PROBE_MAX, Offer, Plan, Round
-from specgguf.decode.sampling import Law
+from specgguf.decode.records import PROBE_MAX, Candidate, Plan, Round
+from specgguf.decode.sampling import Distribution
 
 D = 5  # draft_max
 N = 300  # tokens a turn
@@ -170,9 +170,9 @@ class IgnoresAcceptance(Adaptive):
 class NeverResumes(Adaptive):
     """Does not look again once it rests."""
 
-    def plan(self, room: int, offer: Offer | None = None) -> Plan:
-        plan = super().plan(room, offer)
-        return Plan(0) if self.rest_reason else plan
+    def plan(self, n_draft_max: int, candidate: Candidate | None = None) -> Plan:
+        plan = super().plan(n_draft_max, candidate)
+        return Plan(0) if self.off_reason else plan
 
     def observe(self, round: Round) -> None:
         super().observe(replace(round, confidences=()))
@@ -181,9 +181,9 @@ class NeverResumes(Adaptive):
 class AlwaysProbes(Adaptive):
     """Looks again after every token of a rest."""
 
-    def plan(self, room: int, offer: Offer | None = None) -> Plan:
-        self._rest._probe_after = 1
-        return super().plan(room, offer)
+    def plan(self, n_draft_max: int, candidate: Candidate | None = None) -> Plan:
+        self._probing._probe_after = 1
+        return super().plan(n_draft_max, candidate)
 
 
 class Timid(Adaptive):
@@ -239,13 +239,13 @@ def test_one_slow_sample_at_load_does_not_keep_it_from_beginning() -> None:
 # --- single decisions -------------------------------------------------------------------------------------
 
 
-def law(confidence: float = 0.9) -> Law:
-    return Law(np.array([1], dtype=np.int32), np.ones(1), confidence)
+def distribution(confidence: float = 0.9) -> Distribution:
+    return Distribution(np.array([1], dtype=np.int32), np.ones(1), confidence)
 
 
 def controller(machine: Machine = GPU, **keywords: Any) -> Adaptive:
     """Past its first round."""
-    costs = Costs(D + 1, {n + 1: s for n, s in enumerate(machine.verify_s)}, machine.draft_s, machine.sync_s)
+    costs = Costs(D + 1, {n + 1: s for n, s in enumerate(machine.verify_s)}, machine.draft_s, machine.draft_prefill_s)
     made = Adaptive(D, costs, **keywords)
     made.new_turn()
     made.plan(100)
@@ -257,9 +257,9 @@ def drafted(made: Adaptive, machine: Machine, survival: Sequence[float], *, pref
     """One round that drafts as long as it is let, with these chances of survival."""
     plan = made.plan(100)
     n = 0
-    while n < plan.n_max and plan.go_on(n, law()):
+    while n < plan.n_max and plan.keep_drafting(n, distribution()):
         n += 1
-        if n == plan.n_max or not plan.go_on(n, None):
+        if n == plan.n_max or not plan.keep_drafting(n, None):
             break
     made.observe(
         Round(
@@ -267,7 +267,7 @@ def drafted(made: Adaptive, machine: Machine, survival: Sequence[float], *, pref
             draft_n=n,
             survival=tuple(survival[:n]),
             source="model" if n else "",
-            n_synced=1,
+            n_draft_prefilled=1,
             prefill_s=prefill_s if n else 0.0,
             draft_s=n * machine.draft_s,
             verify_s=machine.verify_s[n],
@@ -296,34 +296,34 @@ def test_the_first_token_waits_for_no_draft() -> None:
 def test_a_long_prompt_is_read_by_the_draft_where_enough_may_follow() -> None:
     """Reading it takes the draft as long as many plain tokens; what was read with drafts is not counted again."""
 
-    def plans(n_prompt: int, room: int) -> int:
+    def plans(n_prompt: int, n_draft_max: int) -> int:
         made = Adaptive(D, calibrated(F16, D))
         made.new_turn()
-        made.plan(room)
+        made.plan(n_draft_max)
         made.observe(Round((1,), n_prefilled=n_prompt, n_context=n_prompt, prefill_s=1.0))
-        return made.plan(room).n_max
+        return made.plan(n_draft_max).n_max
 
-    assert plans(n_prompt=4000, room=60) == 0
-    assert plans(n_prompt=4000, room=4000) == D
-    assert plans(n_prompt=40, room=60) == D
+    assert plans(n_prompt=4000, n_draft_max=60) == 0
+    assert plans(n_prompt=4000, n_draft_max=4000) == D
+    assert plans(n_prompt=40, n_draft_max=60) == D
     made = Adaptive(D, calibrated(F16, D))
     # the second turn is mostly in the caches, the third one is another text
-    for n_prompt, n_new, room, n_max in ((4000, 4000, 4000, D), (4020, 19, 60, D), (4030, 4030, 60, 0)):
+    for n_prompt, n_new, n_draft_max, n_max in ((4000, 4000, 4000, D), (4020, 19, 60, D), (4030, 4030, 60, 0)):
         made.new_turn()
-        made.plan(room)
+        made.plan(n_draft_max)
         made.observe(Round((1,), n_prefilled=n_new, n_context=n_prompt, prefill_s=1.0))
-        plan = made.plan(room)
+        plan = made.plan(n_draft_max)
         assert plan.n_max == n_max
-        assert made.rest_reason.endswith("too little to begin for") == (n_max == 0)
+        assert made.off_reason.endswith("too little to begin for") == (n_max == 0)
         if not n_max:
             break
-        assert plan.go_on(0, law(0.99))
+        assert plan.keep_drafting(0, distribution(0.99))
         made.observe(
             Round(
                 (1, 1),
                 draft_n=1,
                 draft_n_accepted=1,
-                n_synced=n_new,
+                n_draft_prefilled=n_new,
                 n_context=n_prompt + 1,
                 survival=(0.9,),
                 draft_s=F16.draft_s,
@@ -334,8 +334,8 @@ def test_a_long_prompt_is_read_by_the_draft_where_enough_may_follow() -> None:
 
 def test_never_more_than_there_is_room_for() -> None:
     made = controller()
-    for room in (0, 1, 3, 9):
-        assert made.plan(room).n_max == min(room, D)
+    for n_draft_max in (0, 1, 3, 9):
+        assert made.plan(n_draft_max).n_max == min(n_draft_max, D)
 
 
 def test_where_nothing_could_pay_it_rests_for_good_and_says_why() -> None:
@@ -344,7 +344,7 @@ def test_where_nothing_could_pay_it_rests_for_good_and_says_why() -> None:
         plan = made.plan(1000)
         assert (plan.n_max, plan.probe) == (0, 0)
         made.observe(Round((1,), verify_s=Q4.verify_s[0]))
-    assert "even a perfectly accepted draft" in made.rest_reason
+    assert "even a perfectly accepted draft" in made.off_reason
 
 
 def test_a_rest_says_why_and_probes_within_its_budget() -> None:
@@ -352,7 +352,7 @@ def test_a_rest_says_why_and_probes_within_its_budget() -> None:
     plain, probes = 0, 0
     for _ in range(30):
         drafted(made, Q8, (0.1, 0.0))
-    assert "of plain speed" in made.rest_reason
+    assert "of plain speed" in made.off_reason
     for _ in range(2000):
         plan = made.plan(1000)
         assert plan.n_max == 0
@@ -379,7 +379,7 @@ def test_where_the_target_is_sure_it_looks_again_soon(overlap: float, resumes: b
         made.observe(plain_round(plans[-1], 0.995, ((0.97, overlap),) * plans[-1].probe))
     assert plans.index(next(plan for plan in plans if plan.probe)) <= 40
     assert (plans[-1].n_max == D) == resumes
-    assert (made.rest_reason == "") == resumes
+    assert (made.off_reason == "") == resumes
     assert sum(plan.probe > 0 for plan in plans) <= 4
 
 
@@ -391,8 +391,8 @@ def test_what_a_checkpoint_reads_again_is_part_of_the_price() -> None:
     for _ in range(200):
         drafted(cheap, GPU, (0.6, 0.3, 0.2, 0.1, 0.05))
         lengths.append(drafted(dear, GPU, (0.6, 0.3, 0.2, 0.1, 0.05), prefill_s=0.03).n_max)
-    assert cheap.rest_reason == ""
-    assert "of plain speed" in dear.rest_reason
+    assert cheap.off_reason == ""
+    assert "of plain speed" in dear.off_reason
     assert sum(n > 0 for n in lengths) < 60
 
 
@@ -402,7 +402,7 @@ def test_a_plain_pass_that_reads_again_does_not_say_what_plain_decoding_costs() 
     for _ in range(40):
         drafted(made, GPU, (0.6, 0.3, 0.2, 0.1, 0.05))
         made.plan(100)
-        made.observe(Round((1,), n_owed=4, verify_s=2.0 * plain))
+        made.observe(Round((1,), n_pending=4, verify_s=2.0 * plain))
     assert made.costs.verify(1) == plain
 
 
@@ -425,9 +425,9 @@ def test_in_a_round_an_unsure_draft_stops_sooner() -> None:
                 made.acceptance.observe((0.97, 0.94, 0.91), (0.97,) * 3, False)
             made.acceptance.observe((0.1,), (0.2,), False)
         plan, n = made.plan(100), 0
-        while n < plan.n_max and plan.go_on(n, law(confidence)):
+        while n < plan.n_max and plan.keep_drafting(n, distribution(confidence)):
             n += 1
-            if n == plan.n_max or not plan.go_on(n, None):
+            if n == plan.n_max or not plan.keep_drafting(n, None):
                 break
         return n
 
@@ -469,22 +469,22 @@ def test_unknown_costs_are_measured_by_drafting() -> None:
     made.observe(Round((1,), prefill_s=1.0))
     plan = made.plan(100)
     assert plan.n_max == 3
-    assert all(plan.go_on(i, law(0.01)) for i in range(3))
+    assert all(plan.keep_drafting(i, distribution(0.01)) for i in range(3))
 
 
 def test_a_fixed_length_is_fixed() -> None:
     made = Fixed(3, "because")
-    assert [made.plan(room).n_max for room in (0, 1, 3, 9)] == [0, 1, 3, 3]
-    assert made.plan(9).go_on(0, law(0.0))
-    assert made.rest_reason == "because"
-    assert made.plan(9, Offer((1, 2), 4)).n_max == 3
+    assert [made.plan(n_draft_max).n_max for n_draft_max in (0, 1, 3, 9)] == [0, 1, 3, 3]
+    assert made.plan(9).keep_drafting(0, distribution(0.0))
+    assert made.off_reason == "because"
+    assert made.plan(9, Candidate((1, 2), 4)).n_max == 3
 
 
 # --- lookups ----------------------------------------------------------------------------------------------
 
 
 def looked_up(made: Adaptive, machine: Machine, chance: float, match: int = 4, n: int = 8) -> Plan:
-    plan = made.plan(100, Offer(tuple(range(n)), match))
+    plan = made.plan(100, Candidate(tuple(range(n)), match))
     k = plan.n_max if plan.source == "lookup" else 0
     survival = tuple(chance ** (i + 1) for i in range(k))
     made.observe(
@@ -511,12 +511,12 @@ def test_offers_that_were_not_taken_say_whether_to_begin(right: bool) -> None:
     made = controller(Q8, has_model=False)
     for _ in range(20):  # these were not
         made.acceptance.observe_match(4, (0.0,), 1)
-    plans = [made.plan(100, Offer((7,) * D, 4))]
+    plans = [made.plan(100, Candidate((7,) * D, 4))]
     for _ in range(60):
         if plans[-1].n_max:
             break
         made.observe(Round((7 if right else 6,), verify_s=Q8.verify_s[0]))
-        plans.append(made.plan(100, Offer((7,) * D, 4)))
+        plans.append(made.plan(100, Candidate((7,) * D, 4)))
     assert plans[0].n_max == 0
     assert (plans[-1].source == "lookup") == right
 
@@ -540,7 +540,7 @@ def test_a_lookup_competes_with_the_draft_model() -> None:
         made.acceptance.observe((0.9, 0.81, 0.73, 0.66, 0.59), (0.9,) * D, False)
         made.acceptance.observe_match(4, (0.95, 0.9, 0.86, 0.81, 0.77), D)
         made.acceptance.observe_match(2, (0.05,), D)
-    assert made.plan(100, Offer((1, 2, 3, 4, 5, 6), 4)).source == "lookup"
-    model = made.plan(100, Offer((1, 2, 3, 4, 5, 6), 2))
+    assert made.plan(100, Candidate((1, 2, 3, 4, 5, 6), 4)).source == "lookup"
+    model = made.plan(100, Candidate((1, 2, 3, 4, 5, 6), 2))
     assert (model.source, model.n_max) == ("", D)
-    assert made.plan(2, Offer((1, 2, 3, 4, 5, 6), 4)).n_max <= 2
+    assert made.plan(2, Candidate((1, 2, 3, 4, 5, 6), 4)).n_max <= 2

@@ -18,11 +18,11 @@ TEXTS = load()
 # same file is memory-bound (a slow plain pass, a cheap wide one) or not.
 MACHINES = {
     "f16": F16,
-    "f16, fast memory": Machine([0.060, 0.094, 0.106, 0.116, 0.128, 0.134], 0.0115, sync_s=0.0018),
-    "f16, slower memory": Machine([0.080, 0.098, 0.108, 0.116, 0.128, 0.134], 0.0115, sync_s=0.0018),
-    "q8": Machine([0.062, 0.098, 0.113, 0.119, 0.204, 0.202], 0.015, sync_s=0.004),
-    "q8, fast memory": Machine([0.043, 0.120, 0.143, 0.160, 0.220, 0.240], 0.012, sync_s=0.0018),
-    "q4": Machine([0.0255, 0.0495, 0.0665, 0.0807, 0.0985, 0.1140], 0.0114, sync_s=0.0018),
+    "f16, fast memory": Machine([0.060, 0.094, 0.106, 0.116, 0.128, 0.134], 0.0115, draft_prefill_s=0.0018),
+    "f16, slower memory": Machine([0.080, 0.098, 0.108, 0.116, 0.128, 0.134], 0.0115, draft_prefill_s=0.0018),
+    "q8": Machine([0.062, 0.098, 0.113, 0.119, 0.204, 0.202], 0.015, draft_prefill_s=0.004),
+    "q8, fast memory": Machine([0.043, 0.120, 0.143, 0.160, 0.220, 0.240], 0.012, draft_prefill_s=0.0018),
+    "q4": Machine([0.0255, 0.0495, 0.0665, 0.0807, 0.0985, 0.1140], 0.0114, draft_prefill_s=0.0018),
 }
 SEEDS, TURNS = range(3), 4
 
@@ -72,7 +72,7 @@ BUSY: dict[str, Callable[[int], float]] = {
     "for good": lambda n: 2.0 if n >= 40 else 1.0,
     "no more": lambda n: 0.5 if n >= 60 else 1.0,
 }
-LONG = Machine([0.026, 0.049, 0.066, 0.079, 0.098, 0.112, 0.125, 0.132, *[0.153] * 8], 0.0115, sync_s=0.0018)
+LONG = Machine([0.026, 0.049, 0.066, 0.079, 0.098, 0.112, 0.125, 0.132, *[0.153] * 8], 0.0115, draft_prefill_s=0.0018)
 
 
 def of_plain(text: Recorded, machine: Machine, draft_max: int) -> float:

@@ -131,7 +131,7 @@ def test_what_is_not_seen_follows(factor: float) -> None:
         costs.observe_verify(1, seconds)
     assert costs.verify(4) == pytest.approx(0.2 * factor, rel=0.1)
     assert costs.draft_s == pytest.approx(0.01 * factor, rel=0.1)
-    assert costs.sync_s == pytest.approx(0.002 * factor, rel=0.1)
+    assert costs.draft_prefill_s == pytest.approx(0.002 * factor, rel=0.1)
 
 
 def test_a_wrong_price_from_load_is_not_taken_for_a_slower_machine() -> None:
@@ -163,10 +163,10 @@ def test_catching_up_is_not_a_draft_step() -> None:
     costs = Costs(4, {1: 0.1, 4: 0.2}, 0.01, 0.002)
     costs.observe_draft(3, 40, 0.02 + 40 * 0.004)
     assert costs.draft_s == 0.01
-    assert costs.sync_s is not None
-    assert 0.002 < costs.sync_s < 0.004
+    assert costs.draft_prefill_s is not None
+    assert 0.002 < costs.draft_prefill_s < 0.004
     costs.observe_draft(3, 5, 9.0)  # too few to tell the one from the other
-    assert (costs.draft_s, costs.sync_s) == (0.01, costs.sync_s)
+    assert (costs.draft_s, costs.draft_prefill_s) == (0.01, costs.draft_prefill_s)
     fresh = Costs(4)
     fresh.observe_draft(0, 1, 9.0)
     assert fresh.draft_s is None
@@ -180,7 +180,7 @@ def test_saved_costs_come_back_or_do_not_serve() -> None:
     again = Costs.from_json(6, saved)
     assert again is not None
     assert [again.verify(n) for n in range(1, 7)] == [costs.verify(n) for n in range(1, 7)]
-    assert (again.draft_s, again.sync_s) == (0.01, 0.002)
+    assert (again.draft_s, again.draft_prefill_s) == (0.01, 0.002)
     wrong: list[Any] = [{}, {**saved, "draft_s": None}, {**saved, "verify_s": {"one": 1}}, {**saved, "verify_s": [1]}]
     wrong += [{**saved, "verify_s": {**saved["verify_s"], "1": damaged}} for damaged in (0, -1.0, math.nan)]
     assert [Costs.from_json(6, w) for w in wrong] == [None] * len(wrong)
@@ -201,7 +201,7 @@ def test_a_calibration_measures_what_things_cost(draft_max: int) -> None:
         [10e-3 + n * 1e-3 for n in range(1, draft_max + 2)]
     )
     assert costs.draft_s == pytest.approx(1.1e-3)
-    assert costs.sync_s == pytest.approx((1e-3 + 16 * 1e-4) / 16)
+    assert costs.draft_prefill_s == pytest.approx((1e-3 + 16 * 1e-4) / 16)
 
 
 @pytest.mark.parametrize("memory", ["plain", "checkpoint"])

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specgguf.config import DRAFT_MAX_LIMIT
-from specgguf.decode.ngrams import SIZES, LookupDrafter
-from specgguf.decode.records import Draft, Offer, always
+from specgguf.decode.ngrams import SIZES, NgramDrafter
+from specgguf.decode.records import Candidate, Draft, always
 from specgguf.decode.sampling import Rng
 
 
-def brute_force(text: Sequence[int], n_vocab: int, eog: frozenset[int]) -> Offer | None:
+def brute_force(text: Sequence[int], n_vocab: int, eog: frozenset[int]) -> Candidate | None:
     """By looking at every place, the latest first."""
     for size in SIZES:
         for end in range(len(text) - 1, size - 1, -1):
@@ -27,7 +27,7 @@ def brute_force(text: Sequence[int], n_vocab: int, eog: frozenset[int]) -> Offer
                     tokens.append(token)
                     if token in eog:
                         break
-                return Offer(tuple(tokens), size) if tokens else None
+                return Candidate(tuple(tokens), size) if tokens else None
     return None
 
 
@@ -35,7 +35,7 @@ def brute_force(text: Sequence[int], n_vocab: int, eog: frozenset[int]) -> Offer
 @settings(deadline=None, derandomize=True, max_examples=300)
 def test_offers_are_those_of_a_search_through_the_text(text: list[int], n_vocab: int, ends: set[int]) -> None:
     eog = frozenset(ends)
-    assert LookupDrafter(n_vocab, eog).offer(text) == brute_force(text, n_vocab, eog)
+    assert NgramDrafter(n_vocab, eog).candidate(text) == brute_force(text, n_vocab, eog)
 
 
 @given(st.integers(0, 2**32))
@@ -43,7 +43,7 @@ def test_offers_are_those_of_a_search_through_the_text(text: list[int], n_vocab:
 def test_a_text_that_grows_shrinks_and_changes(seed: int) -> None:
     """What was noted along the way never shows: rounds, /undo, another conversation."""
     choose = random.Random(seed)
-    drafter, text = LookupDrafter(4, frozenset()), [0]
+    drafter, text = NgramDrafter(4, frozenset()), [0]
     for _ in range(40):
         move = choose.random()
         if move < 0.8:
@@ -54,12 +54,12 @@ def test_a_text_that_grows_shrinks_and_changes(seed: int) -> None:
             text = [choose.randrange(4) for _ in range(choose.randint(1, 20))]
         if choose.random() < 0.3:
             drafter.sync(text)
-        assert drafter.offer(text) == brute_force(text, 4, frozenset())
+        assert drafter.candidate(text) == brute_force(text, 4, frozenset())
 
 
 @pytest.mark.parametrize("n_max", [1, 3, 40])
-def test_a_draft_is_an_offer_without_laws(n_max: int) -> None:
-    drafter = LookupDrafter(100, frozenset({50}))
+def test_a_draft_is_an_offer_without_distributions(n_max: int) -> None:
+    drafter = NgramDrafter(100, frozenset({50}))
     text = [*range(10, 40), 50, 1, 2, *range(10, 14)]
     draft = drafter.propose(text, n_max, lambda logits, tail: pytest.fail("no law"), Rng(0), always)
     wanted = tuple(range(14, 30))[:n_max]

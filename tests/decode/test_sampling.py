@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specgguf.config import SamplingParams
-from specgguf.decode.sampling import Law, Rng, Transform, draw, largest, logprob, one_hot, residual
+from specgguf.decode.sampling import Distribution, Rng, Transform, draw, largest, logprob, one_hot, residual
 from specgguf.errors import BackendError, ConfigError
 
 RAW = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
@@ -23,28 +23,28 @@ def row(n: int, seed: int = 0, scale: float = 2.0) -> np.ndarray:
     return (np.random.default_rng(seed).standard_normal(n) * scale).astype(np.float32)
 
 
-def law(logits: np.ndarray, generated: Sequence[int] = (), **params: Any) -> Law:
-    return Transform(dataclasses.replace(RAW, **params), n_vocab=len(logits)).law(logits, generated)
+def distribution(logits: np.ndarray, generated: Sequence[int] = (), **params: Any) -> Distribution:
+    return Transform(dataclasses.replace(RAW, **params), n_vocab=len(logits)).distribution(logits, generated)
 
 
-def dense(law: Law, n: int) -> np.ndarray:
+def dense(distribution: Distribution, n: int) -> np.ndarray:
     probs = np.zeros(n)
-    probs[law.ids] = law.probs
+    probs[distribution.ids] = distribution.probs
     return probs
 
 
-def sparse(probs: np.ndarray) -> Law:
+def sparse(probs: np.ndarray) -> Distribution:
     """In descending order, as laws are, so that equal ids stand at different places in two laws."""
     order = np.argsort(-probs, kind="stable")
     ids = order[probs[order] > 0.0].astype(np.int32)
-    return Law(ids, probs[ids])
+    return Distribution(ids, probs[ids])
 
 
 # --- laws -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("n", [3, 40, 600])
-def test_a_law_is_read_by_id(n: int) -> None:
+def test_a_distribution_is_read_by_id(n: int) -> None:
     """Small and wide supports are searched differently."""
     p, q = (np.where(np.random.default_rng(s).random(n) < 0.6, np.exp(row(n, s)), 0.0) for s in (1, 2))
     p, q = p / p.sum(), q / q.sum()
@@ -93,7 +93,7 @@ def told(u: float) -> Rng:
     return rng
 
 
-def test_categorical_has_the_law_that_it_is_given() -> None:
+def test_categorical_has_the_distribution_that_it_is_given() -> None:
     """A fine grid instead of a random sample: the share of each index, to one step of the grid."""
     probs = np.array([0.05, 0.5, 0.15, 0.3])
     n = 2000
@@ -102,7 +102,7 @@ def test_categorical_has_the_law_that_it_is_given() -> None:
 
 
 @pytest.mark.parametrize("short", [0.0, 1e-7, -1e-7])
-def test_a_law_that_does_not_quite_sum_to_one_still_draws(short: float) -> None:
+def test_a_distribution_that_does_not_quite_sum_to_one_still_draws(short: float) -> None:
     probs = np.array([0.25, 0.5, 0.25 - short])
     assert told(math.nextafter(1.0, 0.0)).categorical(probs) == 2
     assert told(0.0).categorical(probs) == 0
@@ -132,7 +132,7 @@ def test_seeds() -> None:
 
 
 def test_draw_gives_ids() -> None:
-    assert draw(Law(np.array([7, 3], dtype=np.int32), np.array([0.6, 0.4])), told(0.7)) == 3
+    assert draw(Distribution(np.array([7, 3], dtype=np.int32), np.array([0.6, 0.4])), told(0.7)) == 3
 
 
 # --- transforms -------------------------------------------------------------------------------------------
@@ -140,8 +140,8 @@ def test_draw_gives_ids() -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1e-6, 0.01, 0.8, 2.0, 100.0, -1.0])
 @pytest.mark.parametrize("scale", [0.0, 3.0, 60.0])
-def test_any_temperature_gives_a_law(temperature: float, scale: float) -> None:
-    got = law(row(500, scale=scale), temperature=temperature)
+def test_any_temperature_gives_a_distribution(temperature: float, scale: float) -> None:
+    got = distribution(row(500, scale=scale), temperature=temperature)
     assert np.isfinite(got.probs).all()
     assert (got.probs > 0.0).all()
     assert abs(got.probs.sum() - 1.0) < 1e-9
@@ -153,9 +153,9 @@ def test_no_cliff_between_temperatures() -> None:
     """A thousandth more of temperature moves the law by a thousandth of the logits' range, about."""
     logits = row(200)
     for temperature in (0.01, 0.05, 0.3, 1.0, 2.0):
-        a, b = (law(logits, temperature=t) for t in (temperature, temperature * 1.001))
+        a, b = (distribution(logits, temperature=t) for t in (temperature, temperature * 1.001))
         assert 1.0 - a.overlap(b) < 2e-3
-    assert law(logits, temperature=1e-6).prob(int(logits.argmax())) == 1.0
+    assert distribution(logits, temperature=1e-6).prob(int(logits.argmax())) == 1.0
 
 
 def test_a_row_is_left_as_it_was() -> None:
@@ -167,9 +167,9 @@ def test_a_row_is_left_as_it_was() -> None:
         n_vocab=40,
         eog=frozenset({1, 45}),
     )
-    transform.law(logits, [3, 3, 47])
+    transform.distribution(logits, [3, 3, 47])
     assert (logits == before).all()
-    assert transform.law(logits, [3, 3, 47]).ids.max() < 40
+    assert transform.distribution(logits, [3, 3, 47]).ids.max() < 40
 
 
 def test_the_end_waits_for_min_tokens() -> None:
@@ -177,9 +177,9 @@ def test_the_end_waits_for_min_tokens() -> None:
     logits[[2, 5]] = 9.0
     transform = Transform(dataclasses.replace(RAW, min_tokens=3), n_vocab=10, eog=frozenset({2, 5}))
     for n in range(6):
-        assert ({2, 5} & set(transform.law(logits, [0] * n).ids.tolist()) == set()) == (n < 3)
+        assert ({2, 5} & set(transform.distribution(logits, [0] * n).ids.tolist()) == set()) == (n < 3)
     never = Transform(dataclasses.replace(RAW, ignore_eos=True), n_vocab=10, eog=frozenset({2, 5}))
-    assert not {2, 5} & set(never.law(logits, [0] * 100).ids.tolist())
+    assert not {2, 5} & set(never.distribution(logits, [0] * 100).ids.tolist())
 
 
 def test_what_forbids_everything_is_refused() -> None:
@@ -188,9 +188,9 @@ def test_what_forbids_everything_is_refused() -> None:
     for temperature in (0.0, 1.0, -1.0):
         for top_k in (0, 2):
             with pytest.raises(ConfigError, match="forbids every token"):
-                law(logits, temperature=temperature, top_k=top_k, logit_bias=everything)
+                distribution(logits, temperature=temperature, top_k=top_k, logit_bias=everything)
     three = dict.fromkeys(range(3), -math.inf)
-    assert law(logits, logit_bias=three).ids.tolist() == [3]
+    assert distribution(logits, logit_bias=three).ids.tolist() == [3]
 
 
 @pytest.mark.parametrize("bias", [{-1: 0.0}, {10: 1.0}])
@@ -207,23 +207,23 @@ def test_a_bias_that_is_no_number_is_refused(bias: float) -> None:
 
 @pytest.mark.parametrize("n", [50, 1000, 20000])
 @pytest.mark.parametrize("where", [slice(None), slice(7, 8), slice(-1, None)], ids=["all", "one", "last"])
-def test_nan_is_an_error_and_never_a_law(n: int, where: slice) -> None:
+def test_nan_is_an_error_and_never_a_distribution(n: int, where: slice) -> None:
     """A broken kernel must not look like a strange text: whichever way the candidates are found."""
     logits = row(n)
     logits[where] = np.nan
     for temperature in (0.0, 0.8, -1.0):
         for top_k in (0, 1, 40):
             with pytest.raises(BackendError, match="NaN"):
-                law(logits, temperature=temperature, top_k=top_k)
+                distribution(logits, temperature=temperature, top_k=top_k)
 
 
-def test_confidence_is_what_a_greedy_law_hides() -> None:
+def test_confidence_is_what_a_greedy_distribution_hides() -> None:
     """The likeliest token's share at temperature 1, before truncation; for greedy, among the first few."""
     logits = np.array([0.0, 1.0, 3.0, 2.0], dtype=np.float32)
     share = math.exp(3) / sum(math.exp(x) for x in range(4))
-    assert law(logits, temperature=0.0).confidence == pytest.approx(share)
-    assert law(logits, temperature=0.1, top_p=0.1).confidence == pytest.approx(share)
-    assert law(logits, temperature=0.0).probs.tolist() == [1.0]
+    assert distribution(logits, temperature=0.0).confidence == pytest.approx(share)
+    assert distribution(logits, temperature=0.1, top_p=0.1).confidence == pytest.approx(share)
+    assert distribution(logits, temperature=0.0).probs.tolist() == [1.0]
 
 
 class Multiples:
@@ -249,9 +249,9 @@ def test_a_grammar_masks_before_top_k(step: int, params: dict[str, Any]) -> None
     """The same law as masking all logits first, however few ids are legal."""
     logits = row(5000)
     masked = np.where(np.arange(5000) % step == 0, logits, -np.inf).astype(np.float32)
-    wanted = law(masked, **params)
+    wanted = distribution(masked, **params)
     grammar = Multiples(step)
-    got = Transform(dataclasses.replace(RAW, **params), n_vocab=5000, grammar=grammar).law(logits, [3, 4])
+    got = Transform(dataclasses.replace(RAW, **params), n_vocab=5000, grammar=grammar).distribution(logits, [3, 4])
     assert got.ids.tolist() == wanted.ids.tolist()
     assert got.probs == pytest.approx(wanted.probs, abs=1e-15)
     assert grammar.generated == [3, 4]
@@ -261,7 +261,9 @@ def test_a_grammar_masks_before_top_k(step: int, params: dict[str, Any]) -> None
 
 def test_a_grammar_that_allows_nothing_is_refused() -> None:
     with pytest.raises(ConfigError, match="grammar allows no token"):
-        Transform(RAW, n_vocab=5, grammar=Multiples(9)).law(np.array([-np.inf, 1, 2, 3, 4], dtype=np.float32), [])
+        Transform(RAW, n_vocab=5, grammar=Multiples(9)).distribution(
+            np.array([-np.inf, 1, 2, 3, 4], dtype=np.float32), []
+        )
 
 
 # --- log-probabilities ------------------------------------------------------------------------------------

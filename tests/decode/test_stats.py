@@ -12,8 +12,8 @@ from support.fakes import FakeCutter, FakeModel, Script, random_table
 
 from specgguf.config import SamplingParams
 from specgguf.decode.drafters import ModelDrafter
-from specgguf.decode.records import Draft, Round, Verdict
-from specgguf.decode.sampling import Law, Rng, Transform
+from specgguf.decode.records import Draft, Round, VerifyResult
+from specgguf.decode.sampling import Distribution, Rng, Transform
 from specgguf.decode.stats import TRACE_MAX, Stats
 from specgguf.decode.step import generate
 
@@ -45,9 +45,9 @@ def test_positions() -> None:
     assert stats.accepted_by_position == [2, 1, 1]
     assert (stats.draft_n, stats.draft_n_accepted, stats.n_from_draft) == (8, 4, 4)
     assert stats.acceptance == 0.5
-    assert (stats.n_rounds, stats.n_resting, stats.n_generated) == (4, 1, 8)
+    assert (stats.n_rounds, stats.n_plain, stats.n_generated) == (4, 1, 8)
     assert stats.tokens_per_pass == 2.0
-    assert stats.k_trace == [3, 3, 2, 0]
+    assert stats.draft_lengths == [3, 3, 2, 0]
 
 
 def test_a_cut_block_was_accepted_but_not_kept() -> None:
@@ -87,8 +87,8 @@ def test_the_trace_does_not_grow_for_ever() -> None:
     stats = Stats()
     for n in range(TRACE_MAX + 10):
         stats.add(Round((1,), draft_n=n % 3))
-    assert len(stats.k_trace) == TRACE_MAX
-    assert stats.k_trace[-1] == (TRACE_MAX + 9) % 3
+    assert len(stats.draft_lengths) == TRACE_MAX
+    assert stats.draft_lengths[-1] == (TRACE_MAX + 9) % 3
 
 
 def test_what_a_checkpoint_reads_again_is_generating_not_reading() -> None:
@@ -110,11 +110,11 @@ def test_sums_over_real_rounds_are_those_of_a_recount(ending: dict[str, Any]) ->
     source = random.Random(4)
     tally: list[tuple[int, int]] = []
 
-    def rule(draft: Draft, rows: Sequence[Law], rng: Rng) -> Verdict:
+    def rule(draft: Draft, rows: Sequence[Distribution], rng: Rng) -> VerifyResult:
         n = source.randint(0, len(draft))
         tally.append((len(draft), n))
         following = int(rows[n].ids[0]) if len(rows) > n else None
-        return Verdict(n, following)
+        return VerifyResult(n, following)
 
     params = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
     eog = ending.get("eog", frozenset())

@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from support.enumeration import output_law, total_variation
-from support.fakes import FakeClock, FakeCutter, FakeModel, GoOn, Script, Table
+from support.enumeration import output_distribution, total_variation
+from support.fakes import FakeClock, FakeCutter, FakeModel, KeepDrafting, Script, Table
 
 from specgguf.config import SamplingParams
 from specgguf.decode.drafters import Drafter, ModelDrafter
-from specgguf.decode.ngrams import LookupDrafter
+from specgguf.decode.ngrams import NgramDrafter
 from specgguf.decode.records import Round
 from specgguf.decode.sampling import Rng, Transform
 from specgguf.decode.step import generate
@@ -65,8 +65,8 @@ class Setting:
 MakeController = Callable[[FakeModel, FakeModel | None], tuple[Any, FakeClock | None]]
 
 
-def fixed(k: int, go_on: GoOn | None = None) -> MakeController:
-    return lambda _target, _draft: (Script([k], go_on), None)
+def fixed(k: int, keep_drafting: KeepDrafting | None = None) -> MakeController:
+    return lambda _target, _draft: (Script([k], keep_drafting), None)
 
 
 def script(*lengths: int, probe: int = 0) -> MakeController:
@@ -80,7 +80,7 @@ def run(
     rule: Rule = verify_token,
     *,
     drafter: Callable[[FakeModel | None], Drafter] | None = None,
-    lookup: bool = False,
+    ngrams: bool = False,
     target: FakeModel | None = None,
     after: Callable[[Transform, Sequence[int]], None] = lambda _t, _o: None,
     checked: bool = True,
@@ -106,12 +106,12 @@ def run(
         cutter=FakeCutter(setting.length, eog=setting.eog, stop=setting.stop),
         max_tokens=setting.length,
         verify=rule,
-        lookup=LookupDrafter(setting.v, setting.eog) if lookup else None,
+        ngrams=NgramDrafter(setting.v, setting.eog) if ngrams else None,
         clock=clock or time.perf_counter,
     )
     for round in stream:
         n_room = min(setting.length, setting.n_ctx - len(setting.prompt)) - len(out)
-        check_round(round, room=n_room)
+        check_round(round, n_draft_max=n_room)
         rounds.append(round)
         out.extend(round.tokens)
         if checked:
@@ -123,9 +123,9 @@ def run(
     return (tuple(out), rounds[-1].finish_reason), rounds
 
 
-def check_round(round: Round, *, room: int) -> None:
-    assert 1 <= len(round.tokens) <= room
-    assert 0 <= round.n_from_draft <= round.draft_n_accepted <= round.draft_n <= max(room - 1, 0)
+def check_round(round: Round, *, n_draft_max: int) -> None:
+    assert 1 <= len(round.tokens) <= n_draft_max
+    assert 0 <= round.n_from_draft <= round.draft_n_accepted <= round.draft_n <= max(n_draft_max - 1, 0)
     assert len(round.survival) <= round.draft_n
     assert len(round.confidences) == len(round.tokens)
     assert (round.source != "") == (round.draft_n > 0)
@@ -144,7 +144,7 @@ def reference(setting: Setting) -> dict[Text, float]:
     """The text's law by definition: each token from the target's law given everything before it."""
     transform, _ = setting.transforms()
     limit = min(setting.length, setting.n_ctx - len(setting.prompt))
-    law: dict[Text, float] = {}
+    distribution: dict[Text, float] = {}
 
     def extend(out: tuple[int, ...], weight: float) -> None:
         cutter = FakeCutter(limit, eog=setting.eog, stop=setting.stop)
@@ -152,18 +152,18 @@ def reference(setting: Setting) -> dict[Text, float]:
         for token in out:
             _, reason = cutter.cut([token])
         if reason is not None:
-            law[out, reason] = weight
+            distribution[out, reason] = weight
             return
-        here = transform.law(setting.p((*setting.prompt, *out)), out)
+        here = transform.distribution(setting.p((*setting.prompt, *out)), out)
         for token, prob in zip(here.ids.tolist(), here.probs.tolist(), strict=True):
             extend((*out, token), weight * prob)
 
     extend((), 1.0)
-    return law
+    return distribution
 
 
 def distance(setting: Setting, make: MakeController, rule: Rule = verify_token, **keywords: Any) -> float:
     """Total variation between what the loop does and what it should do."""
-    got = output_law(lambda rng: run(setting, rng, make, rule, **keywords)[0])
+    got = output_distribution(lambda rng: run(setting, rng, make, rule, **keywords)[0])
     assert abs(sum(got.values()) - 1.0) < 1e-9
     return total_variation(got, reference(setting))

@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Pair
-from support.enumeration import output_law, total_variation
+from support.enumeration import output_distribution, total_variation
 from support.fakes import FakeCutter, Script
 
 from specgguf.config import SamplingParams
 from specgguf.decode.drafters import ModelDrafter
-from specgguf.decode.records import Draft, Round, Verdict
-from specgguf.decode.sampling import Law, Rng, Transform, draw
+from specgguf.decode.records import Draft, Round, VerifyResult
+from specgguf.decode.sampling import Distribution, Rng, Transform, draw
 from specgguf.decode.step import generate
 from specgguf.decode.verifier import RULES, verify_token
 from specgguf.native import backend, rollback
@@ -108,18 +108,18 @@ def reference(
 ) -> dict[tuple[int, ...], float]:
     """The text's law, each row from an empty context."""
     transform = Transform(params, n_vocab=file.model.n_vocab, eog=file.model.eog, grammar=make_grammar())
-    law: dict[tuple[int, ...], float] = {}
+    distribution: dict[tuple[int, ...], float] = {}
 
     def extend(out: tuple[int, ...], weight: float) -> None:
         if len(out) == n or (out and out[-1] in file.model.eog):
-            law[out] = weight
+            distribution[out] = weight
             return
-        here = transform.law(file.logits([*PROMPT, *out]), out)
+        here = transform.distribution(file.logits([*PROMPT, *out]), out)
         for token, prob in zip(here.ids.tolist(), here.probs.tolist(), strict=True):
             extend((*out, token), weight * prob)
 
     extend((), 1.0)
-    return law
+    return distribution
 
 
 def distance(target: Loaded, draft: Loaded, lengths: Sequence[int], n: int, rule: Any, params: SamplingParams) -> float:
@@ -127,7 +127,7 @@ def distance(target: Loaded, draft: Loaded, lengths: Sequence[int], n: int, rule
         rounds = stream(target.model, draft.model, lengths, n, params=params, rng=rng, verify=rule)
         return tuple(t for round in rounds for t in round.tokens)
 
-    return total_variation(output_law(play), reference(target, params, n))
+    return total_variation(output_distribution(play), reference(target, params, n))
 
 
 @pytest.fixture(scope="module")
@@ -151,12 +151,12 @@ def test_dense_with_penalties(rule: Any, dense: tuple[Loaded, Loaded]) -> None:
 def test_dense_control(dense: tuple[Loaded, Loaded]) -> None:
     """The residual drawn from p itself is seen here too."""
 
-    def wrong(draft: Draft, rows: Sequence[Law], rng: Rng) -> Verdict:
-        for i, law in enumerate(draft.laws):
-            assert law is not None
-            if not rng.bernoulli(min(1.0, rows[i].prob(draft.tokens[i]) / law.prob(draft.tokens[i]))):
-                return Verdict(i, draw(rows[i], rng))
-        return Verdict(len(draft), draw(rows[len(draft)], rng) if len(rows) > len(draft) else None)
+    def wrong(draft: Draft, rows: Sequence[Distribution], rng: Rng) -> VerifyResult:
+        for i, distribution in enumerate(draft.probs):
+            assert distribution is not None
+            if not rng.bernoulli(min(1.0, rows[i].prob(draft.tokens[i]) / distribution.prob(draft.tokens[i]))):
+                return VerifyResult(i, draw(rows[i], rng))
+        return VerifyResult(len(draft), draw(rows[len(draft)], rng) if len(rows) > len(draft) else None)
 
     assert distance(*dense, (2,), 3, wrong, top(3)) > 1e-3
 
@@ -182,7 +182,7 @@ def test_dense_with_a_grammar(rule: Any, dense: tuple[Loaded, Loaded]) -> None:
 
     wanted = reference(target, top(3), 4, grammar)
     assert any(out[-1] in target.model.eog for out in wanted)
-    assert total_variation(output_law(play), wanted) < DENSE
+    assert total_variation(output_distribution(play), wanted) < DENSE
     for cursor in cursors:
         cursor.close()
 
@@ -208,7 +208,7 @@ def memory(request: pytest.FixtureRequest) -> Iterator[tuple[str, Pair, Loaded]]
 def test_the_ways_are_those_that_the_files_are_for(memory: tuple[str, Pair, Loaded]) -> None:
     name, _, target = memory
     ways = {"native": "native", "checkpoint": "checkpoint", "recurrent": "checkpoint"}
-    assert target.model.way.name == ways.get(name, "plain")
+    assert target.model.rollback.name == ways.get(name, "plain")
 
 
 @rules
@@ -218,7 +218,7 @@ def test_other_memories(
 ) -> None:
     """Hybrid target and draft, and hybrid target with a dense draft; sliding windows too."""
     _, pair, target = memory
-    limit = DENSE if target.model.way.name == "plain" else RECURRENT
+    limit = DENSE if target.model.rollback.name == "plain" else RECURRENT
     if draft_kind == "dense":
         assert distance(target, dense[1], (2,), 3, rule, top(2)) < limit
         assert distance(target, dense[1], (2, 0, 1), 4, rule, top(2)) < limit
@@ -240,9 +240,9 @@ def scripted(seed: int) -> Any:
     """A verifier that accepts as many as a script says: every pattern of acceptance and rejection."""
     script = random.Random(seed)
 
-    def rule(draft: Draft, rows: Sequence[Law], rng: Rng) -> Verdict:
+    def rule(draft: Draft, rows: Sequence[Distribution], rng: Rng) -> VerifyResult:
         n = script.randint(0, len(draft))
-        return Verdict(n, draw(rows[n], rng) if len(rows) > n else None)
+        return VerifyResult(n, draw(rows[n], rng) if len(rows) > n else None)
 
     return rule
 
@@ -285,7 +285,7 @@ def test_rewound_dense_caches_are_fresh_caches(dense: tuple[Loaded, Loaded], see
 @pytest.mark.parametrize("seed", range(4))
 def test_rewound_memories_are_fresh_memories(memory: tuple[str, Pair, Loaded], seed: int) -> None:
     _, pair, target = memory
-    limit = 0.0 if target.model.way.name == "plain" else ROW_NOISE
+    limit = 0.0 if target.model.rollback.name == "plain" else ROW_NOISE
     with loaded(pair.draft) as draft:
         assert after_random_patterns(target, draft, seed) <= limit
 
@@ -294,21 +294,21 @@ def test_a_model_rewinds_to_anywhere(memory: tuple[str, Pair, Loaded]) -> None:
     """Extends, marks, rewinds and reuses at random: what the model says that it holds, it holds."""
     _, _, target = memory
     model, choose = target.model, random.Random(4)
-    limit = 0.0 if model.way.name == "plain" else ROW_NOISE
+    limit = 0.0 if model.rollback.name == "plain" else ROW_NOISE
     for _ in range(60):
         move = choose.randrange(5)
         if move == 0:
             model.mark(choose.randint(0, 6), pin=choose.random() < 0.3)
         elif move == 1:
             n = choose.randint(0, len(model.tokens))
-            assert 0 <= model.rewind(n) <= n
+            assert 0 <= model.roll_back(n) <= n
         elif move == 2:
             text = [*model.tokens[: choose.randint(0, len(model.tokens))], 6, 5, 6]
             assert list(model.tokens[: model.reuse(text)]) == text[: len(model.tokens)]
         else:
             model.extend([choose.randrange(3, 8) for _ in range(choose.randint(1, 6))], 1)
         if len(model.tokens) > 150:
-            model.rewind(20)
+            model.roll_back(20)
         row = model.extend([4, 3], 1)[0].copy()
         assert np.abs(row - target.logits(model.tokens)).max() <= limit
 
@@ -323,11 +323,11 @@ def test_a_mark_of_another_text_is_forgotten(memory: tuple[str, Pair, Loaded]) -
         model.extend(one[start:end], 0)
         if end < 55:
             model.mark(0, pin=pin)
-    text = [*one[: model.rewind(30)], *other]
+    text = [*one[: model.roll_back(30)], *other]
     model.extend(text[len(model.tokens) :], 0)
-    kept = model.rewind(len(text) - 5)
+    kept = model.roll_back(len(text) - 5)
     row = model.extend([*text[kept:], 4], 1)[0].copy()
-    limit = 0.0 if model.way.name == "plain" else ROW_NOISE
+    limit = 0.0 if model.rollback.name == "plain" else ROW_NOISE
     assert np.abs(row - target.logits([*text, 4])).max() <= limit
 
 
@@ -344,7 +344,7 @@ def test_a_sliding_window_that_has_moved_on(tiny_sliding: Pair) -> None:
             model.reuse(text)
             model.extend(text[len(model.tokens) :], 1)
             assert backend.pos_min(model._ctx) > 0
-            kept.append(model.rewind(cut))
+            kept.append(model.roll_back(cut))
             assert kept[-1] in (0, cut)
             row = model.extend(text[kept[-1] : cut + 1], 1)[0].copy()
             assert np.abs(row - target.logits(text[: cut + 1])).max() == 0.0
@@ -391,8 +391,8 @@ def test_greedy_text_is_that_of_plain_decoding(dense: tuple[Loaded, Loaded], k: 
 class SkipsTheReplay(rollback.Checkpoint):
     """Restores the mark and claims that all was kept."""
 
-    def recover(self, n: int) -> int:
-        super().recover(n)
+    def resync(self, n: int) -> int:
+        super().resync(n)
         return n
 
 
@@ -419,7 +419,7 @@ def test_wrong_ways_of_rewinding_are_seen(wrong: Any, tiny_hybrid: Pair, dense: 
     native = wrong is TrustsSeqRm
     with loaded(tiny_hybrid.target, n_rs_seq=4 if native else 0) as target:
         context = target.model._ctx
-        target.model.way = wrong(context, 4) if native else wrong(context)
+        target.model.rollback = wrong(context, 4) if native else wrong(context)
         seen = 0
         for seed in range(6):
             target.model.clear()

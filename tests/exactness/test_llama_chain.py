@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from specgguf.config import SamplingParams
-from specgguf.decode.sampling import Law, Transform, largest
+from specgguf.decode.sampling import Distribution, Transform, largest
 
 EDGE = 1e-5
 
@@ -56,7 +56,7 @@ def chain(params: SamplingParams, n_vocab: int, generated: Sequence[int]) -> Ite
         llama_cpp.llama_sampler_free(sampler)
 
 
-def chain_law(params: SamplingParams, logits: np.ndarray, generated: Sequence[int]) -> dict[int, float]:
+def chain_distribution(params: SamplingParams, logits: np.ndarray, generated: Sequence[int]) -> dict[int, float]:
     """The law that llama.cpp would draw from."""
     data = np.zeros(len(logits), dtype=[("id", np.int32), ("logit", np.float32), ("p", np.float32)])
     data["id"], data["logit"] = np.arange(len(logits)), logits
@@ -76,7 +76,9 @@ def chain_law(params: SamplingParams, logits: np.ndarray, generated: Sequence[in
     return {int(i): float(p) for i, p in zip(kept["id"], probs / probs.sum(), strict=True) if p > 0.0}
 
 
-def dense_law(params: SamplingParams, logits: np.ndarray, generated: Sequence[int]) -> tuple[dict[int, float], float]:
+def dense_distribution(
+    params: SamplingParams, logits: np.ndarray, generated: Sequence[int]
+) -> tuple[dict[int, float], float]:
     """The same in plain float64, and the distance to the nearest tie or threshold."""
     x = logits.astype(np.float64)
     for token, value in params.logit_bias.items():
@@ -122,13 +124,13 @@ def edge(p: np.ndarray, at: float) -> float:
     return float(np.abs(np.cumsum(p) - at).min())
 
 
-def as_dict(law: Law) -> dict[int, float]:
-    return {int(i): float(p) for i, p in zip(law.ids, law.probs, strict=True)}
+def as_dict(distribution: Distribution) -> dict[int, float]:
+    return {int(i): float(p) for i, p in zip(distribution.ids, distribution.probs, strict=True)}
 
 
-def assert_same(law: dict[int, float], other: dict[int, float], tolerance: float) -> None:
-    assert law.keys() == other.keys()
-    for token, p in law.items():
+def assert_same(distribution: dict[int, float], other: dict[int, float], tolerance: float) -> None:
+    assert distribution.keys() == other.keys()
+    for token, p in distribution.items():
         assert p == pytest.approx(other[token], rel=tolerance, abs=1e-12), token
 
 
@@ -174,23 +176,23 @@ slow_start = settings(
 
 @given(cases())
 @slow_start
-def test_the_law_is_that_of_llama_cpps_chain(case: tuple[SamplingParams, np.ndarray, list[int]]) -> None:
+def test_the_distribution_is_that_of_llama_cpps_chain(case: tuple[SamplingParams, np.ndarray, list[int]]) -> None:
     params, logits, generated = case
-    wanted, distance = dense_law(params, logits, generated)
+    wanted, distance = dense_distribution(params, logits, generated)
     assume(distance > EDGE)
-    law = Transform(params, n_vocab=len(logits)).law(logits, generated)
-    assert law.probs.sum() == pytest.approx(1.0, abs=1e-9)
-    assert (np.diff(law.probs) <= 0.0).all()
+    distribution = Transform(params, n_vocab=len(logits)).distribution(logits, generated)
+    assert distribution.probs.sum() == pytest.approx(1.0, abs=1e-9)
+    assert (np.diff(distribution.probs) <= 0.0).all()
     # float32 logits of size 50 divided by the temperature: their rounding is what is left
     tolerance = 1e-5 * max(1.0, 1.0 / params.temperature if params.temperature > 0.0 else 1.0)
     tiny = params.temperature == 1e-6
     if not tiny:
-        assert_same(as_dict(law), wanted, tolerance)
-    got = chain_law(params, logits, generated)
-    assert set(got) <= set(as_dict(law))  # float32 loses what underflows
+        assert_same(as_dict(distribution), wanted, tolerance)
+    got = chain_distribution(params, logits, generated)
+    assert set(got) <= set(as_dict(distribution))  # float32 loses what underflows
     if not tiny:
-        assert_same(as_dict(law), got, tolerance)
-    assert max(as_dict(law).items(), key=lambda x: x[1])[0] == max(got.items(), key=lambda x: x[1])[0]
+        assert_same(as_dict(distribution), got, tolerance)
+    assert max(as_dict(distribution).items(), key=lambda x: x[1])[0] == max(got.items(), key=lambda x: x[1])[0]
 
 
 @pytest.mark.parametrize(
@@ -218,9 +220,9 @@ def test_a_parameter_that_is_a_little_off_is_seen(name: str, right: Any, wrong: 
         logits = (rng.standard_normal(200) * 0.5).astype(np.float32)
         generated = rng.integers(0, 20, 40).tolist()
         params = SamplingParams(**{**quiet, name: right})
-        theirs = chain_law(params, logits, generated)
+        theirs = chain_distribution(params, logits, generated)
         ours = [
-            as_dict(Transform(SamplingParams(**{**quiet, name: value}), n_vocab=200).law(logits, generated))
+            as_dict(Transform(SamplingParams(**{**quiet, name: value}), n_vocab=200).distribution(logits, generated))
             for value in (right, wrong)
         ]
         assert_same(ours[0], theirs, 1e-5)

@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 import pytest
 from loop import PLAIN, MakeController, Setting, distance, fixed, reference, run, script
-from support.enumeration import EnumeratingRng, expectation, output_law, total_variation, walk
+from support.enumeration import EnumeratingRng, expectation, output_distribution, total_variation, walk
 from support.fakes import FakeClock, FakeCutter, FakeModel, Script, random_table
 
 from specgguf.control.controller import Adaptive, Fixed
 from specgguf.control.costs import Costs
 from specgguf.decode.drafters import ModelDrafter
-from specgguf.decode.ngrams import LookupDrafter
-from specgguf.decode.records import Draft, Round, Verdict
-from specgguf.decode.sampling import Law, Rng, Transform, draw, one_hot
+from specgguf.decode.ngrams import NgramDrafter
+from specgguf.decode.records import Draft, Round, VerifyResult
+from specgguf.decode.sampling import Distribution, Rng, Transform, draw, one_hot
 from specgguf.decode.step import generate
 from specgguf.decode.verifier import RULES
 from specgguf.errors import BackendError
@@ -90,7 +90,7 @@ def test_padded_passes(rule: Any, n_ctx: int) -> None:
     assert all(target.n_padded for target in made) == (n_ctx == 64)
 
 
-def test_a_probe_is_the_overlap_of_the_laws() -> None:
+def test_a_probe_is_the_overlap_of_the_distributions() -> None:
     """Σ min(p, q) after the same text, for each of the last plain tokens."""
     setting = pair(length=12)
     assert setting.q is not None
@@ -162,7 +162,7 @@ def test_the_adaptive_tests_see_different_lengths() -> None:
 @rules
 def test_stopping_by_what_the_draft_believes(rule: Any) -> None:
     """A draft may end for its law's sake, decided before the token is drawn."""
-    go = fixed(3, lambda i, law: i == 0 or law is None or float(law.probs[0]) > 0.55)
+    go = fixed(3, lambda i, distribution: i == 0 or distribution is None or float(distribution.probs[0]) > 0.55)
     assert distance(pair(), go, rule) < EXACT
 
 
@@ -170,14 +170,14 @@ class Chosen:
     """Proposes tokens that were not drawn: one-hot, without laws, as a lookup drafter does."""
 
     name = "chosen"
-    n_synced = 0
+    n_draft_prefilled = 0
 
     def __init__(self, choose: Any) -> None:
         self.choose = choose
 
-    def propose(self, committed: Sequence[int], n_max: int, law: Any, rng: Rng, go_on: Any) -> Draft:
+    def propose(self, committed: Sequence[int], n_max: int, distribution: Any, rng: Rng, keep_drafting: Any) -> Draft:
         tokens: list[int] = []
-        while len(tokens) < n_max and go_on(len(tokens), one_hot(0)):
+        while len(tokens) < n_max and keep_drafting(len(tokens), one_hot(0)):
             tokens.append(self.choose([*committed, *tokens]))
         return Draft(tuple(tokens), (None,) * len(tokens), self.name) if tokens else Draft()
 
@@ -199,7 +199,7 @@ def test_tokens_that_were_chosen_not_drawn(rule: Any, k: int) -> None:
 def test_a_lookup_draft(rule: Any) -> None:
     """Prompt lookup: what followed the same two tokens before."""
     setting = dataclasses.replace(pair(0.2), q=None, prompt=(0, 1, 2, 0, 1, 1, 2, 0))
-    drafter = lambda _d: LookupDrafter(3, frozenset())  # noqa: E731
+    drafter = lambda _d: NgramDrafter(3, frozenset())  # noqa: E731
     assert any(r.draft_n > 1 for r in run(setting, Rng(0), fixed(3), rule, drafter=drafter)[1])
     assert distance(setting, fixed(3), rule, drafter=drafter) < EXACT
 
@@ -209,11 +209,11 @@ def test_a_lookup_draft(rule: Any) -> None:
 def test_a_draft_model_and_a_lookup_in_turns(rule: Any, lengths: tuple[int, ...]) -> None:
     """Whichever offers: one-hot blocks and drawn ones in one text."""
     setting = pair(length=5, v=2, v_draft=2, prompt=(0, 1, 1, 0, 1))
-    make = lambda _t, _d: (Script(lengths, lookup=True), None)  # noqa: E731
-    paths = list(walk(lambda rng: run(setting, rng, make, rule, lookup=True)))
+    make = lambda _t, _d: (Script(lengths, ngrams=True), None)  # noqa: E731
+    paths = list(walk(lambda rng: run(setting, rng, make, rule, ngrams=True)))
     assert {r.source for _, (_, rounds) in paths for r in rounds} >= {"model", "lookup"}
-    assert distance(setting, make, rule, lookup=True) < EXACT
-    assert distance(setting, adaptive(**CHEAP), rule, lookup=True) < EXACT
+    assert distance(setting, make, rule, ngrams=True) < EXACT
+    assert distance(setting, adaptive(**CHEAP), rule, ngrams=True) < EXACT
 
 
 CHEAP: dict[str, Any] = {"verify_s": {1: 0.011, 2: 0.012, 4: 0.014}, "draft_s": 0.0011}
@@ -345,7 +345,7 @@ def test_what_a_checkpoint_costs(memory: str) -> None:
     p = random_table(7, 4)
     setting = Setting(p, random_table(8, 4, of=p), v=4, v_draft=4, length=200, n_ctx=300, memory=memory)
     _, rounds = run(setting, Rng(3), fixed(3))
-    most = max(r.n_owed for r in rounds[1:])
+    most = max(r.n_pending for r in rounds[1:])
     assert most == 1 if memory == "plain" else 1 < most <= 8
     assert (sum(r.n_prefilled for r in rounds[1:]) > 0) == (memory == "checkpoint")
 
@@ -441,15 +441,15 @@ def off_text(setting: Setting, make: MakeController, **keywords: Any) -> float:
     out: list[int] = []
     worst = 0.0
 
-    def rule(draft: Draft, rows: Sequence[Law], rng: Rng) -> Verdict:
+    def rule(draft: Draft, rows: Sequence[Distribution], rng: Rng) -> VerifyResult:
         nonlocal worst
-        for i, law in enumerate(draft.laws):
-            assert law is not None
+        for i, distribution in enumerate(draft.probs):
+            assert distribution is not None
             logits = setting.q((*setting.prompt, *out, *draft.tokens[:i]))  # type: ignore[misc]
-            true = Transform(PLAIN, n_vocab=setting.v).law(logits, ())
-            worst = max(worst, 1.0 - law.overlap(true))
+            true = Transform(PLAIN, n_vocab=setting.v).distribution(logits, ())
+            worst = max(worst, 1.0 - distribution.overlap(true))
         n = script_.randint(0, len(draft))
-        return Verdict(n, draw(rows[n], rng))
+        return VerifyResult(n, draw(rows[n], rng))
 
     def committed(_transform: Transform, so_far: Sequence[int]) -> None:
         out[:] = so_far
@@ -486,11 +486,11 @@ class Failing(FakeModel):
 
     fail_at = 0
 
-    def extend(self, tokens: Sequence[int], n_rows: int, n_padding: int = 0) -> np.ndarray:
+    def extend(self, tokens: Sequence[int], n_outputs: int, n_padding: int = 0) -> np.ndarray:
         if self.n_decodes + 1 == self.fail_at:
             self.fail_at = 0
             raise BackendError("no room")
-        return super().extend(tokens, n_rows, n_padding)
+        return super().extend(tokens, n_outputs, n_padding)
 
 
 def turn(models: Sequence[FakeModel], prompt: Sequence[int], length: int, rng: Rng) -> Iterator[Round]:
@@ -533,7 +533,7 @@ def test_a_failure_leaves_both_caches_valid(which: int, fail_at: int) -> None:
             assert model.cells == committed[: len(model.cells)]
         return text(turn(models, setting.prompt, 3, rng))
 
-    assert total_variation(output_law(after_a_failure), reference(setting)) < EXACT
+    assert total_variation(output_distribution(after_a_failure), reference(setting)) < EXACT
 
 
 @pytest.mark.parametrize("n_rounds", [0, 1, 2])
@@ -552,7 +552,7 @@ def test_a_generator_that_is_closed_early(n_rounds: int) -> None:
             assert model.cells == committed[: len(model.cells)]
         return text(turn(models, setting.prompt, 3, rng))
 
-    assert total_variation(output_law(two_turns), reference(setting)) < EXACT
+    assert total_variation(output_distribution(two_turns), reference(setting)) < EXACT
 
 
 def test_the_reference_is_the_product_of_the_tables() -> None:
@@ -566,18 +566,18 @@ def test_the_reference_is_the_product_of_the_tables() -> None:
         assert weight == pytest.approx(product, rel=1e-12)
 
 
-def test_no_law_is_lost_on_the_way() -> None:
+def test_no_distribution_is_lost_on_the_way() -> None:
     """Every model-drafted token has the law that it was drawn from."""
     seen: list[Draft] = []
 
-    def rule(draft: Draft, rows: Sequence[Law], rng: Rng) -> Any:
+    def rule(draft: Draft, rows: Sequence[Distribution], rng: Rng) -> Any:
         seen.append(draft)
         return RULES["token"](draft, rows, rng)
 
     run(pair(), EnumeratingRng([]), fixed(3), rule)
     assert seen
     for draft in seen:
-        for token, law in zip(draft.tokens, draft.laws, strict=True):
-            assert law is not None
-            assert law.prob(token) > 0.0
-            assert law.probs.sum() == pytest.approx(1.0, abs=1e-9)
+        for token, distribution in zip(draft.tokens, draft.probs, strict=True):
+            assert distribution is not None
+            assert distribution.prob(token) > 0.0
+            assert distribution.probs.sum() == pytest.approx(1.0, abs=1e-9)

@@ -13,51 +13,51 @@ from typing import Any
 import numpy as np
 import pytest
 from loop import PLAIN, Setting, distance, fixed, reference, run, script
-from support.enumeration import output_law, total_variation
+from support.enumeration import output_distribution, total_variation
 from support.fakes import FakeModel, random_table
 from test_loop import EXACT, expected_accepted, first_round, off_text, pair
 
 from specgguf.decode.drafters import ModelDrafter
-from specgguf.decode.records import Draft, Verdict
-from specgguf.decode.sampling import Law, Logits, Rng, Transform, draw, one_hot, residual
+from specgguf.decode.records import Draft, VerifyResult
+from specgguf.decode.sampling import Distribution, Logits, Rng, Transform, draw, one_hot, residual
 from specgguf.decode.verifier import RULES, verify_block, verify_token
 
 WRONG = 1e-3  # the least distance of a wrong implementation: nine orders above the right one
 
 
-def law_of(draft: Draft, i: int) -> Law:
-    return draft.laws[i] or one_hot(draft.tokens[i])
+def distribution_of(draft: Draft, i: int) -> Distribution:
+    return draft.probs[i] or one_hot(draft.tokens[i])
 
 
 def token_rule(
     *,
     chance: Callable[[float, float], float] = lambda p, q: min(1.0, p / q),
-    rest: Callable[[Law, Law], Law] = lambda p, q: residual(p, q)[0],
+    rest: Callable[[Distribution, Distribution], Distribution] = lambda p, q: residual(p, q)[0],
     bonus: bool = True,
 ) -> Any:
     """Token verification with one part replaced."""
 
-    def rule(draft: Draft, rows: Sequence[Law], rng: Rng) -> Verdict:
+    def rule(draft: Draft, rows: Sequence[Distribution], rng: Rng) -> VerifyResult:
         for i, token in enumerate(draft.tokens):
-            p, q = rows[i], law_of(draft, i)
+            p, q = rows[i], distribution_of(draft, i)
             if not rng.bernoulli(min(1.0, chance(p.prob(token), q.prob(token)))):
-                return Verdict(i, draw(rest(p, q), rng))
+                return VerifyResult(i, draw(rest(p, q), rng))
         n = len(draft)
-        return Verdict(n, draw(rows[n], rng) if (bonus or not n) and len(rows) > n else None)
+        return VerifyResult(n, draw(rows[n], rng) if (bonus or not n) and len(rows) > n else None)
 
     return rule
 
 
-def by_index(p: Law, q: Law) -> Law:
+def by_index(p: Distribution, q: Distribution) -> Distribution:
     """The residual of two arrays that are sorted differently."""
     n = max(p.n, q.n)
     weights = np.maximum(0.0, np.pad(p.probs, (0, n - p.n)) - np.pad(q.probs, (0, n - q.n)))[: p.n]
     if weights.sum() <= 0.0:
         return p
-    return Law(p.ids[weights > 0.0], weights[weights > 0.0] / weights.sum())
+    return Distribution(p.ids[weights > 0.0], weights[weights > 0.0] / weights.sum())
 
 
-class RawLaw(Law):
+class RawLaw(Distribution):
     """A law that remembers the logits' own softmax."""
 
     __slots__ = ("raw",)
@@ -66,14 +66,14 @@ class RawLaw(Law):
 class RawTransform(Transform):
     """Keeps the untransformed law beside each law."""
 
-    def law(self, logits: Logits, generated: Sequence[int]) -> Law:
-        law = super().law(logits, generated)
-        both = RawLaw(law.ids, law.probs)
-        both.raw = Transform(PLAIN, n_vocab=self.n_vocab).law(logits, generated)  # type: ignore[attr-defined]
+    def distribution(self, logits: Logits, generated: Sequence[int]) -> Distribution:
+        distribution = super().distribution(logits, generated)
+        both = RawLaw(distribution.ids, distribution.probs)
+        both.raw = Transform(PLAIN, n_vocab=self.n_vocab).distribution(logits, generated)  # type: ignore[attr-defined]
         return both
 
 
-def of_raw(p: Law, q: Law) -> Law:
+def of_raw(p: Distribution, q: Distribution) -> Distribution:
     """The residual of the untransformed p."""
     return residual(p.raw, q)[0]  # type: ignore[attr-defined]
 
@@ -123,19 +123,19 @@ def test_block_rule_with_the_token_residual() -> None:
 def block_rule(*, scaled: bool) -> Any:
     """Block verification written out (Sun et al., algorithm 2); its residual without P[τ] unless `scaled`."""
 
-    def rule(draft: Draft, rows: Sequence[Law], rng: Rng) -> Verdict:
+    def rule(draft: Draft, rows: Sequence[Distribution], rng: Rng) -> VerifyResult:
         k, alive, chances = len(draft), [1.0], []
         for i, token in enumerate(draft.tokens):
-            alive.append(min(1.0, alive[-1] * rows[i].prob(token) / law_of(draft, i).prob(token)))
+            alive.append(min(1.0, alive[-1] * rows[i].prob(token) / distribution_of(draft, i).prob(token)))
         for i in range(1, k):
-            mass = residual(rows[i], law_of(draft, i), alive[i])[1] if alive[i] else 0.0
+            mass = residual(rows[i], distribution_of(draft, i), alive[i])[1] if alive[i] else 0.0
             chances.append(mass / (mass + 1.0 - alive[i]) if mass or alive[i] < 1.0 else 1.0)
         chances.append(alive[k])
         kept = max([i + 1 for i, h in enumerate(chances) if rng.bernoulli(h)], default=0) if k else 0
         if kept == k:
-            return Verdict(k, draw(rows[k], rng))
-        law, _ = residual(rows[kept], law_of(draft, kept), alive[kept] if scaled else 1.0)
-        return Verdict(kept, draw(law, rng))
+            return VerifyResult(k, draw(rows[k], rng))
+        distribution, _ = residual(rows[kept], distribution_of(draft, kept), alive[kept] if scaled else 1.0)
+        return VerifyResult(kept, draw(distribution, rng))
 
     return rule
 
@@ -148,8 +148,8 @@ def test_the_block_rule_written_out_is_right() -> None:
 class ArgmaxScoredWithQ(ModelDrafter):
     """Takes the likeliest token and reports the law that it was not drawn from."""
 
-    def propose(self, committed: Any, n_max: int, law: Any, rng: Rng, go_on: Any) -> Draft:
-        return super().propose(committed, n_max, law, _First(), go_on)
+    def propose(self, committed: Any, n_max: int, distribution: Any, rng: Rng, keep_drafting: Any) -> Draft:
+        return super().propose(committed, n_max, distribution, _First(), keep_drafting)
 
 
 class _First(Rng):
@@ -163,17 +163,17 @@ class _First(Rng):
 class DropsUnlikelyTokens(ModelDrafter):
     """Draws a token, finds it unlikely, and takes it back."""
 
-    def propose(self, committed: Any, n_max: int, law: Any, rng: Rng, go_on: Any) -> Draft:
-        draft = super().propose(committed, n_max, law, rng, go_on)
+    def propose(self, committed: Any, n_max: int, distribution: Any, rng: Rng, keep_drafting: Any) -> Draft:
+        draft = super().propose(committed, n_max, distribution, rng, keep_drafting)
         n = 0
-        while n < len(draft) and law_of(draft, n).prob(draft.tokens[n]) > 0.4:
+        while n < len(draft) and distribution_of(draft, n).prob(draft.tokens[n]) > 0.4:
             n += 1
-        return Draft(draft.tokens[:n], draft.laws[:n], draft.source if n else "")
+        return Draft(draft.tokens[:n], draft.probs[:n], draft.source if n else "")
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
 @pytest.mark.parametrize("drafter", [ArgmaxScoredWithQ, DropsUnlikelyTokens])
-def test_drafters_whose_law_is_not_what_they_drew_from(rule: Any, drafter: Any) -> None:
+def test_drafters_whose_distribution_is_not_what_they_drew_from(rule: Any, drafter: Any) -> None:
     assert distance(pair(), fixed(2), rule, drafter=drafter) > WRONG
 
 
@@ -181,8 +181,8 @@ def test_penalties_that_do_not_see_the_drafted_prefix() -> None:
     class Forgetful(Transform):
         n_known = 0
 
-        def law(self, logits: Logits, generated: Sequence[int]) -> Law:
-            return super().law(logits, generated[: self.n_known])
+        def distribution(self, logits: Logits, generated: Sequence[int]) -> Distribution:
+            return super().distribution(logits, generated[: self.n_known])
 
     def committed(transform: Transform, out: Sequence[int]) -> None:
         transform.n_known = len(out)  # type: ignore[attr-defined]
@@ -195,14 +195,14 @@ def test_penalties_that_do_not_see_the_drafted_prefix() -> None:
 
 
 def distance_between(played: Setting, wanted: Setting, make: Any, **keywords: Any) -> float:
-    return total_variation(output_law(lambda rng: run(played, rng, make, **keywords)[0]), reference(wanted))
+    return total_variation(output_distribution(lambda rng: run(played, rng, make, **keywords)[0]), reference(wanted))
 
 
 class KeepsOneTooMany(FakeModel):
     """A target whose rewind leaves the first rejected token in the cache, and says otherwise."""
 
-    def rewind(self, n: int) -> int:
-        super().rewind(n + 1 if n > 1 else n)
+    def roll_back(self, n: int) -> int:
+        super().roll_back(n + 1 if n > 1 else n)
         return n
 
 
@@ -216,37 +216,37 @@ def test_a_target_cache_with_a_rejected_token_in_it() -> None:
 
         n_true = 0
 
-        def extend(self, tokens: Sequence[int], n_rows: int, n_padding: int = 0) -> np.ndarray:
-            rows = super().extend(tokens, n_rows, n_padding)
+        def extend(self, tokens: Sequence[int], n_outputs: int, n_padding: int = 0) -> np.ndarray:
+            rows = super().extend(tokens, n_outputs, n_padding)
             self.n_true += len(tokens)
             return rows
 
-        def rewind(self, n: int) -> int:
+        def roll_back(self, n: int) -> int:
             self.n_true = min(n, self.n_true)
-            return super().rewind(n)
+            return super().roll_back(n)
 
     setting = pair()
 
     def play(rng: Rng) -> Any:
         return run(setting, rng, fixed(2), target=Lying(setting.p, 3), checked=False)[0]
 
-    assert total_variation(output_law(play), reference(setting)) > WRONG
+    assert total_variation(output_distribution(play), reference(setting)) > WRONG
 
 
 class NeverRewinds(ModelDrafter):
     """A draft cache that keeps rejected tokens: exact all the same, and useless."""
 
-    def propose(self, committed: Any, n_max: int, law: Any, rng: Rng, go_on: Any) -> Draft:
+    def propose(self, committed: Any, n_max: int, distribution: Any, rng: Rng, keep_drafting: Any) -> Draft:
         held = len(self.model.tokens)
-        owed = list(committed[held:]) or [committed[-1]]
+        pending = list(committed[held:]) or [committed[-1]]
         tokens: list[int] = []
-        laws: list[Law] = []
-        logits = self.model.extend(owed, 1)[0]
+        probs: list[Distribution] = []
+        logits = self.model.extend(pending, 1)[0]
         while len(tokens) < n_max:
-            laws.append(law(logits, tokens))
-            tokens.append(draw(laws[-1], rng))
+            probs.append(distribution(logits, tokens))
+            tokens.append(draw(probs[-1], rng))
             logits = self.model.extend(tokens[-1:], 1)[0]
-        return Draft(tuple(tokens), tuple(laws), self.name)
+        return Draft(tuple(tokens), tuple(probs), self.name)
 
     def sync(self, committed: Any) -> None:
         pass
@@ -255,8 +255,8 @@ class NeverRewinds(ModelDrafter):
 class OneBehind(ModelDrafter):
     """A draft cache that lags by one token."""
 
-    def propose(self, committed: Any, n_max: int, law: Any, rng: Rng, go_on: Any) -> Draft:
-        return super().propose(committed[:-1], n_max, law, rng, go_on)
+    def propose(self, committed: Any, n_max: int, distribution: Any, rng: Rng, keep_drafting: Any) -> Draft:
+        return super().propose(committed[:-1], n_max, distribution, rng, keep_drafting)
 
 
 @pytest.mark.parametrize("drafter", [NeverRewinds, OneBehind])

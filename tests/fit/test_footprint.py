@@ -14,7 +14,7 @@ from support import models
 
 from specgguf.errors import BackendError
 from specgguf.fit import footprint, search
-from specgguf.fit.footprint import Load, dry_settings, graph_bytes, measured, minimal_context_bytes, need
+from specgguf.fit.footprint import LoadParams, dry_settings, estimate, graph_bytes, measured, minimal_context_bytes
 from specgguf.fit.hardware import GIB, MIB, described
 from specgguf.models import hparams
 from specgguf.native import devices
@@ -33,19 +33,19 @@ REAL: dict[str, Callable[[], Path]] = {
 @pytest.mark.parametrize(("n_ctx", "kv"), [(512, "f16"), (4096, "q8_0"), (16384, "f16"), (16384, "q8_0")])
 def test_the_formula_agrees_with_llama_cpp(model: str, n_ctx: int, kv: str) -> None:
     path = REAL[model]()
-    load = Load(hparams.of_file(path), n_ctx=n_ctx, type_k=kv, type_v=kv)
+    load = LoadParams(hparams.of_file(path), n_ctx=n_ctx, type_k=kv, type_v=kv)
     theirs = devices.dry_load(str(path), dry_settings(load, "cpu"))
-    caches = 2 if load.dims.n_masks == 2 else 1  # each is printed, and rounded, by itself
-    assert abs(need(load, "cpu").host_kv - theirs.kv_bytes) <= caches * PRINTED
+    caches = 2 if load.hparams.n_masks == 2 else 1  # each is printed, and rounded, by itself
+    assert abs(estimate(load, "cpu").host_kv - theirs.kv_bytes) <= caches * PRINTED
     assert graph_bytes(load) == pytest.approx(sum(theirs.compute.values()), rel=0.03)
-    assert load.dims.weights_bytes == pytest.approx(path.stat().st_size, rel=0.03)
+    assert load.hparams.weights_bytes == pytest.approx(path.stat().st_size, rel=0.03)
 
 
 @pytest.mark.real
 @pytest.mark.parametrize("change", [{"flash_attn": False}, {"n_outputs": 512}, {"n_ubatch": 128}], ids=str)
 def test_the_formula_holds_for_other_settings(change: dict[str, int]) -> None:
     path = models.demo_pair()[1]
-    load = replace(Load(hparams.of_file(path)), **change)  # type: ignore[arg-type]
+    load = replace(LoadParams(hparams.of_file(path)), **change)  # type: ignore[arg-type]
     theirs = devices.dry_load(str(path), dry_settings(load, "cpu"))
     assert graph_bytes(load) == pytest.approx(sum(theirs.compute.values()), rel=0.03)
 
@@ -53,35 +53,35 @@ def test_the_formula_holds_for_other_settings(change: dict[str, int]) -> None:
 @pytest.mark.real
 def test_a_child_process_says_the_same() -> None:
     path = models.smollm2()
-    load = Load(hparams.of_file(path))
+    load = LoadParams(hparams.of_file(path))
     theirs = measured(load, path)
-    assert theirs.host_compute == pytest.approx(graph_bytes(load) + minimal_context_bytes(load.dims), rel=0.03)
-    assert theirs.host_weights == need(load, "cpu").host_weights
+    assert theirs.host_compute == pytest.approx(graph_bytes(load) + minimal_context_bytes(load.hparams), rel=0.03)
+    assert theirs.host_weights == estimate(load, "cpu").host_weights
 
 
 def test_a_wrong_formula_would_be_seen(tiny_chat: Pair) -> None:
     """Negative control: forgetting one cache, or a quantisation, is far outside the bounds."""
-    load = Load(hparams.of_file(tiny_chat.target), n_ctx=4096)
+    load = LoadParams(hparams.of_file(tiny_chat.target), n_ctx=4096)
     theirs = measured(load, tiny_chat.target)
-    halved = replace(load, dims=replace(load.dims, v_width=(0,) * load.dims.n_layer))
-    assert abs(need(halved, "cpu").host_kv - theirs.host_kv) > PRINTED
+    halved = replace(load, hparams=replace(load.hparams, v_width=(0,) * load.hparams.n_layer))
+    assert abs(estimate(halved, "cpu").host_kv - theirs.host_kv) > PRINTED
     q8 = replace(load, type_k="q8_0", type_v="q8_0")
-    assert abs(need(q8, "cpu").host_kv - theirs.host_kv) > PRINTED
+    assert abs(estimate(q8, "cpu").host_kv - theirs.host_kv) > PRINTED
 
 
 @pytest.mark.parametrize("fixture", ["tiny_chat", "tiny_sliding", "tiny_hybrid", "tiny_recurrent"])
 def test_llama_cpp_plans_every_kind_of_memory(fixture: str, request: pytest.FixtureRequest) -> None:
     path: Path = request.getfixturevalue(fixture).target
-    load = Load(hparams.of_file(path), n_ctx=512)
+    load = LoadParams(hparams.of_file(path), n_ctx=512)
     theirs = measured(load, path)
     assert theirs.host_compute > 0
-    assert load.dims.is_sure == (fixture in ("tiny_chat", "tiny_sliding"))
-    if load.dims.is_sure:
-        assert abs(need(load, "cpu").host_kv - theirs.host_kv) <= 2 * PRINTED
+    assert load.hparams.is_sure == (fixture in ("tiny_chat", "tiny_sliding"))
+    if load.hparams.is_sure:
+        assert abs(estimate(load, "cpu").host_kv - theirs.host_kv) <= 2 * PRINTED
 
 
 def test_a_file_that_cannot_be_planned_says_so(tmp_path: Path, tiny_chat: Pair) -> None:
-    load = Load(hparams.of_file(tiny_chat.target))
+    load = LoadParams(hparams.of_file(tiny_chat.target))
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(tiny_chat.target.read_bytes()[:1000])
     with pytest.raises(BackendError, match=r"broken\.gguf"):
@@ -106,7 +106,7 @@ def test_the_whole_process_is_within_a_tenth() -> None:
     path = models.smollm2()
     done = subprocess.run([sys.executable, "-P", "-c", RESIDENT, str(path)], capture_output=True, text=True, check=True)
     resident = int(done.stdout.split()[-1]) * 1024
-    n = need(Load(hparams.of_file(path)), "cpu")
+    n = estimate(LoadParams(hparams.of_file(path)), "cpu")
     assert n.host + n.host_pages + footprint.HOST_OVERHEAD_MIB["cpu"] * MIB == pytest.approx(resident, rel=0.1)
 
 
@@ -123,40 +123,42 @@ def test_copies_that_a_cpu_makes_are_counted() -> None:
 
 
 @pytest.fixture
-def load(tiny_chat: Pair) -> Load:
-    return Load(hparams.of_file(tiny_chat.target), n_ctx=1024)
+def load(tiny_chat: Pair) -> LoadParams:
+    return LoadParams(hparams.of_file(tiny_chat.target), n_ctx=1024)
 
 
-def test_a_card_takes_all_but_the_embedding(load: Load) -> None:
-    d = load.dims
-    n = need(load, "gpu")
+def test_a_card_takes_all_but_the_embedding(load: LoadParams) -> None:
+    d = load.hparams
+    n = estimate(load, "gpu")
     assert n.weights == sum(d.layer_bytes) + d.output_bytes
     assert n.host_weights == d.embd_bytes
     assert n.host_kv == 0
-    assert need(load, "gpu", 2).compute == 2 * n.compute
+    assert estimate(load, "gpu", 2).compute == 2 * n.compute
 
 
-def test_partial_offload_splits_layers_and_caches(load: Load) -> None:
-    whole, none = need(load, "gpu"), need(replace(load, n_gpu_layers=0), "gpu")
-    one = need(replace(load, n_gpu_layers=2), "gpu")
+def test_partial_offload_splits_layers_and_caches(load: LoadParams) -> None:
+    whole, none = estimate(load, "gpu"), estimate(replace(load, n_gpu_layers=0), "gpu")
+    one = estimate(replace(load, n_gpu_layers=2), "gpu")
     assert none.device == 0
     assert 0 < one.kv < whole.kv
     assert one.kv + one.host_kv == whole.kv
     assert one.weights + one.host_weights == whole.weights + whole.host_weights
-    assert need(replace(load, n_gpu_layers=99), "gpu") == whole
+    assert estimate(replace(load, n_gpu_layers=99), "gpu") == whole
 
 
-def test_one_memory_counts_weights_once(load: Load) -> None:
-    n = need(load, "apple")
-    assert n.weights + n.host_weights == load.dims.weights_bytes
-    assert need(load, "cpu").host_weights == load.dims.weights_bytes
+def test_one_memory_counts_weights_once(load: LoadParams) -> None:
+    n = estimate(load, "apple")
+    assert n.weights + n.host_weights == load.hparams.weights_bytes
+    assert estimate(load, "cpu").host_weights == load.hparams.weights_bytes
 
 
-def test_caches_grow_with_the_context_in_steps(load: Load) -> None:
-    sizes = [need(replace(load, n_ctx=n), "cpu").host_kv for n in (1, 256, 257, 512)]
+def test_caches_grow_with_the_context_in_steps(load: LoadParams) -> None:
+    sizes = [estimate(replace(load, n_ctx=n), "cpu").host_kv for n in (1, 256, 257, 512)]
     assert sizes[0] == sizes[1]
     assert sizes[2] == sizes[3] == 2 * sizes[1]
-    assert need(replace(load, type_k="q8_0", type_v="q8_0"), "cpu").host_kv == need(load, "cpu").host_kv * 34 // 64
+    assert (
+        estimate(replace(load, type_k="q8_0", type_v="q8_0"), "cpu").host_kv == estimate(load, "cpu").host_kv * 34 // 64
+    )
 
 
 # --- what to change -----------------------------------------------------------------------------------------
@@ -219,7 +221,7 @@ def test_overhead_is_per_card() -> None:
     assert one.device < 24 * GIB
 
 
-def _loads(name: str) -> tuple[Load, Load | None]:
+def _loads(name: str) -> tuple[LoadParams, LoadParams | None]:
     from specgguf import presets
 
     return search.loads_of(presets.load(name), offline=True)

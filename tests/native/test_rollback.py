@@ -19,8 +19,8 @@ from support.fakes import FakeCutter, Script
 
 from specgguf import SamplingParams, SpeculativeLlama
 from specgguf.decode.drafters import ModelDrafter
-from specgguf.decode.records import Draft, Verdict
-from specgguf.decode.sampling import Law, Rng, Transform, draw
+from specgguf.decode.records import Draft, VerifyResult
+from specgguf.decode.sampling import Distribution, Rng, Transform, draw
 from specgguf.decode.step import generate
 from specgguf.errors import BackendError
 from specgguf.native import backend, rollback
@@ -49,29 +49,29 @@ class Watched:
     def __init__(self, opened: Opened) -> None:
         self.opened = opened
         self.worst = 0.0
-        self.n_rows = self.n_tokens = 0
+        self.n_outputs = self.n_tokens = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.opened.model, name)
 
-    def extend(self, tokens: Sequence[int], n_rows: int, n_padding: int = 0) -> np.ndarray:
+    def extend(self, tokens: Sequence[int], n_outputs: int, n_padding: int = 0) -> np.ndarray:
         model = self.opened.model
-        rows = model.extend(tokens, n_rows, n_padding)
+        rows = model.extend(tokens, n_outputs, n_padding)
         self.n_tokens += len(tokens)
-        for i in {0, n_rows - 1} if n_rows else ():
-            text = model.tokens[: len(model.tokens) - n_rows + 1 + i]
+        for i in {0, n_outputs - 1} if n_outputs else ():
+            text = model.tokens[: len(model.tokens) - n_outputs + 1 + i]
             self.worst = max(self.worst, float(np.abs(rows[i] - self.opened.row(text)).max()))
-            self.n_rows += 1
+            self.n_outputs += 1
         return rows
 
 
 def scripted(seed: int) -> Any:
     """A verifier that accepts as many as chance will have it, whatever the laws say."""
-    choose = random.Random(seed)
+    select = random.Random(seed)
 
-    def rule(draft: Draft, rows: Sequence[Law], rng: Rng) -> Verdict:
-        n = choose.randint(0, len(draft))
-        return Verdict(n, draw(rows[n], rng) if len(rows) > n else None)
+    def rule(draft: Draft, rows: Sequence[Distribution], rng: Rng) -> VerifyResult:
+        n = select.randint(0, len(draft))
+        return VerifyResult(n, draw(rows[n], rng) if len(rows) > n else None)
 
     return rule
 
@@ -114,7 +114,7 @@ def test_random_patterns_leave_fresh_memories(
     draft = opened_as(draft_kind, request, which="draft")
     for seed in range(4):
         for watched in play(target, draft, seed):
-            assert watched.n_rows > 20
+            assert watched.n_outputs > 20
             assert watched.worst < NOISE
     target.close()
     draft.close()
@@ -124,7 +124,7 @@ def test_the_ways_that_are_found(request: pytest.FixtureRequest) -> None:
     ways = {}
     for kind in MEMORIES:
         opened = opened_as(kind, request)
-        ways[kind] = opened.model.way.name
+        ways[kind] = opened.model.rollback.name
         opened.close()
     assert ways == {
         "plain": "plain",
@@ -158,7 +158,7 @@ def cut(opened: Opened, n_read: int, n: int, *, at_once: bool) -> int:
     step = n_read if at_once else 32
     for start in range(0, n_read, step):
         model.extend(TEXT[start : min(start + step, n_read)], 1)
-    kept = model.rewind(n)
+    kept = model.roll_back(n)
     assert kept in (0, n)
     assert opened.error([*TEXT[:kept], 4, 6]) < NOISE
     return kept
@@ -169,7 +169,7 @@ def cut(opened: Opened, n_read: int, n: int, *, at_once: bool) -> int:
 def test_cuts_on_a_sliding_window(full: bool, at_once: bool, tiny_sliding: Pair) -> None:
     """A window that keeps everything is cut anywhere. One that discards is cut where the window is still whole, also
     inside a decode of several ubatches; elsewhere nothing is kept, and nothing wrong."""
-    opened = Opened(tiny_sliding.target, {"swa_full": full}, n_ctx=700, n_batch=512, n_ubatch=32, n_rows_max=8)
+    opened = Opened(tiny_sliding.target, {"swa_full": full}, n_ctx=700, n_batch=512, n_ubatch=32, n_outputs_max=8)
     kept = {n: cut(opened, 390, n, at_once=at_once) for n in (389, 385, 380, 340, 100, 20)}
     assert all(kept[n] == n for n in (389, 385, 380))
     if full:
@@ -187,8 +187,8 @@ class Forgetful(rollback.Plain):
 
 
 def test_a_cut_into_a_wide_decode_is_seen(tiny_sliding: Pair) -> None:
-    opened = Opened(tiny_sliding.target, {"swa_full": False}, n_ctx=700, n_batch=512, n_ubatch=32, n_rows_max=8)
-    opened.model.way = Forgetful(opened.model._ctx, 16)
+    opened = Opened(tiny_sliding.target, {"swa_full": False}, n_ctx=700, n_batch=512, n_ubatch=32, n_outputs_max=8)
+    opened.model.rollback = Forgetful(opened.model._ctx, 16)
     with pytest.raises((BackendError, AssertionError)):
         cut(opened, 390, 100, at_once=True)
     opened.close()
@@ -199,7 +199,7 @@ def after_marks(opened: Opened) -> float:
     model = opened.model
     model.extend(TEXT[:10], 1)
     model.mark(0, pin=True)
-    model.rewind(8)
+    model.roll_back(8)
     model.extend([7, 6, 5, 7], 1)
     model.extend([3], 1)
     return opened.error([*TEXT[:8], 7, 6, 5, 4, 4])
@@ -222,7 +222,7 @@ def after_a_failure(opened: Opened) -> float:
 @pytest.fixture
 def native(tiny_hybrid: Pair) -> Iterator[Opened]:
     opened = Opened(tiny_hybrid.target, n_rs_seq=4)
-    assert opened.model.way.name == "native"
+    assert opened.model.rollback.name == "native"
     yield opened
     opened.close()
 
@@ -239,9 +239,9 @@ def test_native_rollback_at_every_distance(width: int, n_dropped: int, native: O
     model = native.model
     model.extend(TEXT[:10], 0)
     model.extend(TEXT[10 : 10 + width], 1)
-    kept = model.rewind(10 + width - n_dropped)
+    kept = model.roll_back(10 + width - n_dropped)
     assert (kept > 0) == (n_dropped <= min(4, width - 1))
-    again = model.rewind(kept - 1)
+    again = model.roll_back(kept - 1)
     assert again == 0, "one rollback a decode"
     model.extend(TEXT[:10], 0)
     model.extend(TEXT[10 : 10 + width], 1)
@@ -256,7 +256,7 @@ class KeepsMarks(rollback.Native):
 
 
 def test_a_mark_of_a_dropped_text_is_seen(native: Opened) -> None:
-    native.model.way = KeepsMarks(native.model._ctx, 4)
+    native.model.rollback = KeepsMarks(native.model._ctx, 4)
     assert after_marks(native) > WRONG
 
 
@@ -266,13 +266,13 @@ def test_a_mark_of_a_dropped_text_is_seen(native: Opened) -> None:
 def test_a_way_that_does_not_work_is_not_taken(tiny_hybrid: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """The probe at load finds out; then whatever must be dropped takes everything with it."""
     monkeypatch.setattr(backend, "set_state", lambda ctx, data, flags=0: False)
-    monkeypatch.setattr(rollback.Checkpoint, "recover", lambda way, n: n)
+    monkeypatch.setattr(rollback.Checkpoint, "recover", lambda rollback, n: n)
     opened = Opened(tiny_hybrid.target)
-    assert opened.model.way.name == "none"
+    assert opened.model.rollback.name == "none"
     opened.model.extend(TEXT[:10], 0)
     opened.model.mark(5)
     opened.model.extend(TEXT[10:13], 1)
-    assert opened.model.rewind(12) == 0
+    assert opened.model.roll_back(12) == 0
     assert opened.error(TEXT[:11]) < NOISE
     opened.close()
 
@@ -288,17 +288,17 @@ def test_drafting_is_off_where_nothing_can_be_dropped(
         texts = []
         for target, draft in pairs:
             with SpeculativeLlama(str(target), str(draft), n_ctx=256, n_threads=1, draft=3) as llm:
-                assert sum("cannot drop rejected tokens" in line for line in llm.notices) == n_said
+                assert sum("cannot drop rejected tokens" in line for line in llm.warnings) == n_said
                 for _ in range(2):
                     answer = llm.create_chat_completion(ask, temperature=0.0, max_tokens=20)
                     texts.append(answer["choices"][0]["message"]["content"])
                 assert (llm.stats.draft_n == 0) == bool(n_said)
-                assert ("cannot drop" in llm.last.rest_reason) == bool(n_said)
+                assert ("cannot drop" in llm.last.off_reason) == bool(n_said)
         return texts
 
     wanted = answers(0)
-    works = rollback._rewinds
-    monkeypatch.setattr(rollback, "_rewinds", lambda way, ctx, batch: way.name == "plain" and works(way, ctx, batch))
+    works = rollback._rolls_back
+    monkeypatch.setattr(rollback, "_rolls_back", lambda way, *a: way.name == "plain" and works(way, *a))
     assert answers(1) == wanted
 
 

@@ -598,7 +598,7 @@ def test_metrics(tiny_chat: Pair) -> None:
         assert metrics["specgguf_drafted_tokens_total", f'position="{i}"'] == drafted
         assert metrics["specgguf_accepted_tokens_total", f'position="{i}"'] == accepted
     lengths = [metrics["specgguf_draft_length_bucket", f'le="{k}"'] for k in range(len(stats.drafted_by_position) + 1)]
-    assert lengths == [sum(k <= most for k in stats.k_trace) for most in range(len(lengths))]
+    assert lengths == [sum(k <= most for k in stats.draft_lengths) for most in range(len(lengths))]
     assert metrics["specgguf_draft_length_sum", ""] == stats.draft_n
     assert metrics["specgguf_first_token_seconds_count", ""] == 1
     assert metrics["specgguf_request_seconds_count", ""] == 4

@@ -15,7 +15,7 @@ from pathlib import Path
 from specgguf.cli import main, open_pair
 from specgguf.cli.pairing import Pair
 from specgguf.cli.settings import Settings
-from specgguf.cli.terminal.status import Notes
+from specgguf.cli.terminal.status import StatusOutput
 
 from specgguf.errors import Cancelled
 from support.fake_engine import FAIL, GATE, HANG, FakeEngine, loaded, pieces
@@ -80,7 +80,7 @@ def run() -> None:
 def play(scene: FakeEngine) -> None:
     """Put `scene` where the program opens its engine."""
 
-    def open_engine(settings: Settings, notes: Notes, *, yes: bool = False) -> open_pair.Loaded:
+    def open_engine(settings: Settings, status: StatusOutput, *, yes: bool = False) -> open_pair.Loaded:
         settings.sampling()
         scene.draft = settings["draft"]
         return loaded(scene)

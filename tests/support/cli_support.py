@@ -14,7 +14,7 @@ from specgguf.cli.chat import oneshot, prompt
 from specgguf.cli.main import cli
 from specgguf.cli.options import SETTINGS
 from specgguf.cli.settings import Settings
-from specgguf.cli.terminal.status import Notes
+from specgguf.cli.terminal.status import StatusOutput
 
 from support.fake_engine import FakeEngine, loaded
 
@@ -77,7 +77,7 @@ def run(home: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     def do(*arguments: str, fake: FakeEngine | None = None, stdin: str | bytes = "", **env: str) -> Ran:
         fake = fake or FakeEngine()
 
-        def open_engine(settings: Settings, notes: Notes, *, yes: bool = False) -> open_pair.Loaded:
+        def open_engine(settings: Settings, status: StatusOutput, *, yes: bool = False) -> open_pair.Loaded:
             fake.draft = settings["draft"]
             return loaded(fake)
 

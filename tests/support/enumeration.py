@@ -67,12 +67,12 @@ def walk(run: Callable[[Rng], T]) -> Iterator[tuple[float, T]]:
                 break
 
 
-def output_law(run: Callable[[Rng], H]) -> dict[H, float]:
+def output_distribution(run: Callable[[Rng], H]) -> dict[H, float]:
     """The law of `run`'s result."""
-    law: dict[H, float] = defaultdict(float)
+    distribution: dict[H, float] = defaultdict(float)
     for weight, result in walk(run):
-        law[result] += weight
-    return dict(law)
+        distribution[result] += weight
+    return dict(distribution)
 
 
 def expectation(run: Callable[[Rng], float]) -> float:

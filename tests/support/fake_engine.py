@@ -42,14 +42,14 @@ class FakeEngine:
         n_ctx: int = 1000,
         hang_in_prefill: int = -1,
         prompt_end: str = "assistant:",
-        notices: Sequence[str] = (),
+        warnings: Sequence[str] = (),
         system_allowed: bool = True,
         on_prompt: Callable[[list[dict[str, Any]]], None] | None = None,
     ) -> None:
         self.script = list(script)
         self.asked: list[list[dict[str, Any]]] = []  # the messages of every generation
         self.keywords: list[dict[str, Any]] = []
-        self.notices = list(notices)
+        self.warnings = list(warnings)
         self.draft: str | int = "auto"
         self.draft_max = 5
         self.model_path, self.draft_model_path = "/models/target.gguf", "/models/draft.gguf"
@@ -152,7 +152,7 @@ class FakeEngine:
         )
         for stats in (self.last, self.stats):
             stats.add(round)
-            stats.rest_reason = "drafting is off" if resting else ""
+            stats.off_reason = "drafting is off" if resting else ""
 
     def _hang(self) -> None:
         while not self._cancelled:

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from specgguf.decode.records import Offer, Plan, Round, always
+from specgguf.decode.records import Candidate, Plan, Round, always
 
 Table = Callable[[tuple[int, ...]], np.ndarray]  # context -> logits (n_vocab,) float32
-GoOn = Callable[[int, Any], bool]
+KeepDrafting = Callable[[int, Any], bool]
 
 
 def logits_of(probs: np.ndarray) -> np.ndarray:
@@ -87,39 +87,39 @@ class FakeModel:
     def tokens(self) -> Sequence[int]:
         return tuple(self.cells)
 
-    def extend(self, tokens: Sequence[int], n_rows: int, n_padding: int = 0) -> np.ndarray:
+    def extend(self, tokens: Sequence[int], n_outputs: int, n_padding: int = 0) -> np.ndarray:
         """Decode after the cached tokens; (n_rows, n_vocab) float32, overwritten by the next call. Dummies need
         room, and a memory that drops them."""
-        if not 0 <= n_rows <= len(tokens) or not tokens:
-            raise ValueError(f"{n_rows} rows of {len(tokens)} tokens")
+        if not 0 <= n_outputs <= len(tokens) or not tokens:
+            raise ValueError(f"{n_outputs} rows of {len(tokens)} tokens")
         if len(self.cells) + len(tokens) + n_padding > self.n_ctx:
             raise ValueError(f"{len(self.cells)} + {len(tokens)} + {n_padding} tokens do not fit into {self.n_ctx}")
-        if n_padding and not self.rewinds_freely:
+        if n_padding and not self.rolls_back_freely:
             raise ValueError("this memory cannot drop dummies")
         self.n_padded += n_padding
         if self._rows is not None:
             self._rows[:] = np.nan
-        self._rows = np.empty((n_rows, self.n_vocab), dtype=np.float32)
+        self._rows = np.empty((n_outputs, self.n_vocab), dtype=np.float32)
         self.n_decodes += 1
         self.n_decoded += len(tokens)
         for i, token in enumerate(tokens):
             if not 0 <= token < self.n_vocab:
                 raise ValueError(f"token {token} is not in a vocabulary of {self.n_vocab}")
             self.cells.append(int(token))
-            row = i - (len(tokens) - n_rows)
+            row = i - (len(tokens) - n_outputs)
             if row >= 0:
                 self._rows[row] = self.table(tuple(self.cells))
         return self._rows
 
     @property
-    def rewinds_freely(self) -> bool:
+    def rolls_back_freely(self) -> bool:
         return self.memory == "plain"
 
     def mark(self, n_ahead: int, *, pin: bool = False) -> None:
         """The memory may have to go back to here."""
         self.marks[pin] = len(self.cells)
 
-    def rewind(self, n: int) -> int:
+    def roll_back(self, n: int) -> int:
         """Keep at most the first `n` tokens; how many are kept."""
         if n < len(self.cells):
             if self.memory == "checkpoint":
@@ -135,7 +135,7 @@ class FakeModel:
         n = 0
         while n < min(len(tokens), len(self.cells)) and tokens[n] == self.cells[n]:
             n += 1
-        return self.rewind(n)
+        return self.roll_back(n)
 
 
 class FakeCutter:
@@ -171,28 +171,28 @@ class Script:
     def __init__(
         self,
         lengths: Sequence[int],
-        go_on: GoOn | None = None,
+        keep_drafting: KeepDrafting | None = None,
         *,
         probe: int = 0,
-        lookup: bool = False,
+        ngrams: bool = False,
         padding: int = 0,
     ) -> None:
         self.lengths = lengths
-        self.go_on = go_on
+        self.keep_drafting = keep_drafting
         self.probe = probe
-        self.lookup = lookup
+        self.ngrams = ngrams
         self.padding = padding
         self.rounds: list[Round] = []
 
-    def plan(self, room: int, offer: Offer | None = None) -> Plan:
-        n_max = min(self.lengths[len(self.rounds) % len(self.lengths)], room)
+    def plan(self, n_draft_max: int, candidate: Candidate | None = None) -> Plan:
+        n_max = min(self.lengths[len(self.rounds) % len(self.lengths)], n_draft_max)
         probe = 0 if n_max else self.probe
-        lookup = self.lookup and offer is not None
+        ngrams = self.ngrams and candidate is not None
         return Plan(
             n_max,
-            self.go_on or always,
-            source="lookup" if lookup else "",
-            probe=0 if lookup else probe,
+            self.keep_drafting or always,
+            source="lookup" if ngrams else "",
+            probe=0 if ngrams else probe,
             padding=lambda _width: self.padding,
         )
 

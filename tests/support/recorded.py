@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from specgguf.decode.ngrams import LookupDrafter
-from specgguf.decode.records import Offer
+from specgguf.decode.ngrams import NgramDrafter
+from specgguf.decode.records import Candidate
 
 N_DRAFT = 7
 N_VOCAB = 151_936
@@ -35,7 +35,7 @@ class Recorded:
         self.kind, self.temperature = kind, temperature
         self.prompt, self.text, self.positions = prompt, text, positions
         self.n_prompt, self.n_tokens = len(prompt), len(text)
-        self._lookup = LookupDrafter(N_VOCAB, frozenset())
+        self._lookup = NgramDrafter(N_VOCAB, frozenset())
 
     def token(self, done: int, i: int, source: np.random.Generator) -> tuple[float, float] | None:
         here = self.positions[done]
@@ -60,8 +60,8 @@ class Recorded:
     def written(self, done: int, n: int) -> tuple[int, ...]:
         return tuple(self.text[done : done + n])
 
-    def offer(self, done: int) -> Offer | None:
-        return self._lookup.offer(self.prompt + self.text[:done])
+    def candidate(self, done: int) -> Candidate | None:
+        return self._lookup.candidate(self.prompt + self.text[:done])
 
     def looked_up(self, done: int, tokens: Sequence[int]) -> list[float]:
         """An offered token survives where the text has it."""

@@ -14,9 +14,9 @@ import numpy as np
 
 from specgguf.control.controller import Adaptive, Fixed
 from specgguf.control.costs import Costs, calibrated_widths, widest
-from specgguf.decode.drafters import OWED_RIDING_MAX
-from specgguf.decode.records import Offer, Plan, Round
-from specgguf.decode.sampling import Law
+from specgguf.decode.drafters import PENDING_MAX
+from specgguf.decode.records import Candidate, Plan, Round
+from specgguf.decode.sampling import Distribution
 
 
 @dataclass
@@ -25,7 +25,7 @@ class Machine:
 
     verify_s: Sequence[float]
     draft_s: float
-    sync_s: float = 0.004
+    draft_prefill_s: float = 0.004
     host_s: float = 0.0005
     noise: float = 0.03
     outliers: float = 0.0  # share of passes that take three times as long
@@ -71,7 +71,7 @@ class Script(Protocol):
     def written(self, done: int, n: int) -> tuple[int, ...]:
         """The ids of `n` tokens after `done`."""
 
-    def offer(self, done: int) -> Offer | None:
+    def candidate(self, done: int) -> Candidate | None:
         """What a lookup finds."""
 
     def looked_up(self, done: int, tokens: Sequence[int]) -> list[float]:
@@ -103,7 +103,7 @@ class Drawn:
     def written(self, done: int, n: int) -> tuple[int, ...]:
         return (1,) * n
 
-    def offer(self, done: int) -> None:
+    def candidate(self, done: int) -> None:
         return None
 
     def looked_up(self, done: int, tokens: Sequence[int]) -> list[float]:
@@ -150,19 +150,19 @@ def follow(
 def _turn(
     controller: Adaptive | Fixed, machine: Machine, script: Script, source: np.random.Generator, out: Outcome
 ) -> None:
-    done, lag, owed = 0, 1 + script.n_prompt, 1
+    done, lag, pending = 0, 1 + script.n_prompt, 1
     first = True
     while done < script.n_tokens:
-        offer = script.offer(done)
-        plan = controller.plan(script.n_tokens - done - 1, offer)
+        candidate = script.candidate(done)
+        plan = controller.plan(script.n_tokens - done - 1, candidate)
         load = machine.load(out.tokens)
         probe_s, prefill_s = 0.0, 0.0
         probe = script.scored(done, plan.probe, source) if plan.probe else ()
         if probe:
-            probe_s = machine.sync_s * min(lag, len(probe) + 16) * load
+            probe_s = machine.draft_prefill_s * min(lag, len(probe) + 16) * load
         if plan.source == "lookup":
-            assert offer is not None
-            asked, chances = 0, script.looked_up(done, offer.tokens[: plan.n_max])
+            assert candidate is not None
+            asked, chances = 0, script.looked_up(done, candidate.tokens[: plan.n_max])
         else:
             asked, chances = _drafted(plan, script, done, source)
         survival = np.cumprod(chances) if chances else np.empty(0)
@@ -171,21 +171,21 @@ def _turn(
             if source.random() >= chance:
                 break
             accepted += 1
-        n_synced = lag if asked else 0
+        n_draft_prefilled = lag if asked else 0
         draft_s = asked * machine.draft_s * _noise(machine, source) if asked else 0.0
-        if n_synced > 2:
-            draft_s += n_synced * machine.sync_s
+        if n_draft_prefilled > 2:
+            draft_s += n_draft_prefilled * machine.draft_prefill_s
         draft_s *= load
         width = len(chances) + 1
         grown = 1.0 + machine.growth * done / 1000
-        if owed > OWED_RIDING_MAX and chances:
-            prefill_s, owed = machine.passes(owed - 1) * grown * load, 1
-        n_padding = plan.padding(owed + len(chances))
-        n_owed = owed
-        verify_s = machine.passes(owed + len(chances) + n_padding) * grown * load * _noise(machine, source)
+        if pending > PENDING_MAX and chances:
+            prefill_s, pending = machine.passes(pending - 1) * grown * load, 1
+        n_padding = plan.padding(pending + len(chances))
+        n_pending = pending
+        verify_s = machine.passes(pending + len(chances) + n_padding) * grown * load * _noise(machine, source)
         host_s = machine.host_s * width
         tokens = min(accepted + 1, script.n_tokens - done)
-        owed = owed + tokens if machine.checkpoint and accepted < len(chances) else 1
+        pending = pending + tokens if machine.checkpoint and accepted < len(chances) else 1
         lag = 1 + (accepted == len(chances)) if asked else lag + tokens
         round = Round(
             tokens=script.written(done, tokens),
@@ -194,8 +194,8 @@ def _turn(
             draft_n_accepted=accepted,
             survival=tuple(survival),
             source=plan.source,
-            n_owed=n_owed,
-            n_synced=n_synced,
+            n_pending=n_pending,
+            n_draft_prefilled=n_draft_prefilled,
             n_padding=n_padding,
             confidences=tuple(script.target(done + i, source) for i in range(tokens)),
             n_context=script.n_prompt + done,
@@ -220,11 +220,11 @@ def _drafted(plan: Plan, script: Script, done: int, source: np.random.Generator)
     while len(chances) < plan.n_max and (token := script.token(done, len(chances), source)) is not None:
         confidence, chance = token
         asked += 1
-        law = Law(np.array([1], dtype=np.int32), np.ones(1), confidence)
-        if not plan.go_on(len(chances), law):
+        distribution = Distribution(np.array([1], dtype=np.int32), np.ones(1), confidence)
+        if not plan.keep_drafting(len(chances), distribution):
             break
         chances.append(chance)
-        if len(chances) < plan.n_max and not plan.go_on(len(chances), None):
+        if len(chances) < plan.n_max and not plan.keep_drafting(len(chances), None):
             break
     return asked, chances
 
@@ -243,7 +243,7 @@ def calibrated(machine: Machine, draft_max: int, seed: int = 7) -> Costs:
 
     pads = not machine.checkpoint
     verify_s = {n: two(machine.passes(n)) for n in calibrated_widths(draft_max, pads=pads)}
-    return Costs(widest(draft_max, pads=pads), verify_s, two(machine.draft_s), two(machine.sync_s), pads=pads)
+    return Costs(widest(draft_max, pads=pads), verify_s, two(machine.draft_s), two(machine.draft_prefill_s), pads=pads)
 
 
 # Seconds measured on 2-core CPUs for a 1.5B target and a 0.5B draft; width 3 interpolated. TILES is Q8_0 where the
@@ -251,10 +251,10 @@ def calibrated(machine: Machine, draft_max: int, seed: int = 7) -> Costs:
 F16 = Machine([0.105, 0.126, 0.133, 0.140, 0.151, 0.158], 0.014)
 Q8 = Machine([0.062, 0.098, 0.113, 0.119, 0.204, 0.202], 0.015)
 Q4 = Machine([0.030, 0.062, 0.083, 0.101, 0.127, 0.153], 0.014)
-GPU = Machine([0.0200, 0.0204, 0.0208, 0.0212, 0.0216, 0.0220], 0.0030, sync_s=0.0001, host_s=0.0003)
-METAL = Machine([0.020, 0.036, 0.052, 0.068, 0.084, 0.100], 0.004, sync_s=0.0002)
-STEPS = Machine([0.050, 0.080, 0.080, 0.080, 0.080, 0.080], 0.004, sync_s=0.001)
-TILES = Machine([0.0445, 0.118, 0.150, 0.166, 0.245, 0.275, 0.297, 0.163], 0.0115, sync_s=0.0025)
+GPU = Machine([0.0200, 0.0204, 0.0208, 0.0212, 0.0216, 0.0220], 0.0030, draft_prefill_s=0.0001, host_s=0.0003)
+METAL = Machine([0.020, 0.036, 0.052, 0.068, 0.084, 0.100], 0.004, draft_prefill_s=0.0002)
+STEPS = Machine([0.050, 0.080, 0.080, 0.080, 0.080, 0.080], 0.004, draft_prefill_s=0.001)
+TILES = Machine([0.0445, 0.118, 0.150, 0.166, 0.245, 0.275, 0.297, 0.163], 0.0115, draft_prefill_s=0.0025)
 DEAR_DRAFT = Machine([0.030, 0.033, 0.036, 0.039, 0.042, 0.045], 0.024)
 
 CODE, JSON, EXPLAIN, STORY, HOSTILE = Text(0.93), Text(0.85), Text(0.6), Text(0.4, hard=0.3), Text(0.1, hard=0.15)

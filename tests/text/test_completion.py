@@ -12,8 +12,8 @@ from specgguf.decode.records import TokenLogprob
 from specgguf.errors import ConfigError
 from specgguf.text.completion import (
     Final,
-    Head,
     Json,
+    ResponseMetadata,
     chat,
     chat_chunks,
     completion,
@@ -23,7 +23,7 @@ from specgguf.text.completion import (
 from specgguf.text.detokenize import Piece
 from specgguf.text.logprobs import LogprobWriter
 
-HEAD = Head("cmpl-1", 1700000000, "model.gguf")
+HEAD = ResponseMetadata("cmpl-1", 1700000000, "model.gguf")
 BYTES = {1: b"a", 2: b" b", 3: "é".encode()[:1], 4: "é".encode()[1:], 5: b"c", 9: b""}
 TIMINGS = {"predicted_n": 4, "draft_n": 2}
 

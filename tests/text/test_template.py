@@ -98,8 +98,8 @@ def test_refusals_are_one_readable_line() -> None:
 def test_files_without_a_usable_template() -> None:
     with pytest.raises(Unsupported, match="no chat template") as caught:
         ChatTemplate({}, bos="", eos="")
-    for way in ("instruct model", "in Python, chat_format=", "/v1/completions of specgguf serve"):
-        assert way in caught.value.hint
+    for rollback in ("instruct model", "in Python, chat_format=", "/v1/completions of specgguf serve"):
+        assert rollback in caught.value.hint
     with pytest.raises(Unsupported, match="broken") as caught:
         template("{% if %}")
     assert "chat_format" in caught.value.hint
