@@ -91,7 +91,7 @@ def load(pair: Pair, settings: Settings, status: StatusOutput) -> Loaded:
     what = pair.model.name + (f" + {draft}" if draft else "")
     start = time.monotonic()
     engine = _wait_for(lambda: _load(pair, settings), f"loading {what}", status)
-    for warning in getattr(engine, "notices", ()):
+    for warning in getattr(engine, "warnings", ()):
         if warning.startswith(LOUD):
             status.warn(warning.removeprefix(LOUD))
         else:

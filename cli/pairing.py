@@ -30,7 +30,7 @@ class Pair:
 
     Attributes:
         model: the target's file.
-        draft_model: the draft's file, "lookup", or None.
+        draft_model: the draft's file, "ngram", or None.
         model_ref, draft_ref: what the user would type to get them again.
         why: one line about a choice that was made for the user; empty where nothing was.
         keywords: what a preset sets beyond the settings table.
@@ -97,7 +97,7 @@ def _by_model(settings: Settings, status: StatusOutput, yes: bool) -> Pair:
         return Pair(model, None, ref, "")
     found, draft_ref = _matching_draft(model)
     if found is None:
-        why = "no matching draft model is here: decoding plainly (-d REF adds one, -d lookup needs none)"
+        why = "no matching draft model is here: decoding plainly (-d REF adds one, -d ngram needs none)"
         return Pair(model, None, ref, "", why)
     return Pair(model, found, ref, draft_ref, f"drafting with {found.name}, which matches (-d none: without)")
 
@@ -105,7 +105,7 @@ def _by_model(settings: Settings, status: StatusOutput, yes: bool) -> Pair:
 def _draft(ref: str, settings: Settings, status: StatusOutput) -> Path | str | None:
     if ref in NO_DRAFT:
         return None
-    if ref == "lookup":
+    if ref == "ngram":
         return ref
     preset = _preset_named(ref)
     if preset is None:

@@ -52,7 +52,7 @@ def generation(llm: SpeculativeLlama, params: SamplingParams, draft: int | str) 
         "reached_by_position": stats.reached_by_position,
         "accepted_by_position": stats.accepted_by_position,
         "rounds_by_draft_n": dict(collections.Counter(stats.draft_lengths)),
-        "rest_reason": stats.off_reason,
+        "off_reason": stats.off_reason,
         "seconds": {name: getattr(stats, name) for name in ("draft_s", "verify_s", "host_s")},
         "tokens": tokens,
     }
@@ -64,7 +64,7 @@ def pair_runs(plan: PairPlan, paths: Sequence[Path], repeats: int) -> Json:
     found: Json = {"host": [], "levels": {}}
     started = time.perf_counter()
     with SpeculativeLlama(str(paths[0]), str(paths[1]), **plan.keywords) as llm:
-        found |= {"load_s": time.perf_counter() - started, "notices": llm.warnings, "rewinding": llm.rollback}
+        found |= {"load_s": time.perf_counter() - started, "warnings": llm.warnings, "rollback": llm.rollback}
         params = SamplingParams(max_tokens=plan.n_tokens, ignore_eos=True, seed=1)
         generation(llm, replace(params, max_tokens=16), 4)
         for temperature in (0.8, 0.0):
@@ -155,7 +155,7 @@ def _one_case(path: Path, keywords: Json) -> tuple[Json, str]:
         try:
             with SpeculativeLlama(str(path), str(path), draft=4, **keywords) as llm:
                 result["taken_bytes"] = before - free_bytes()
-                result["notices"] = llm.warnings
+                result["warnings"] = llm.warnings
                 params = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
                 generation(llm, params, 4)
                 result["run"] = generation(llm, params, 4)

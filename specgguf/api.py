@@ -41,7 +41,7 @@ class SpeculativeLlama:
 
     Args:
         model_path: the target's GGUF file.
-        draft_model_path: the draft's GGUF file, "lookup" (n-grams of the text itself), or None: plain decoding.
+        draft_model_path: the draft's GGUF file, "ngram" (n-grams of the text itself), or None: plain decoding.
         n_ctx: context length in tokens of both; 0 takes the model's own.
         n_gpu_layers: None offloads all layers where the build can; an explicit number that it cannot serve is
             a warning in `notices`.

@@ -41,7 +41,7 @@ class Engine:
 
     Args:
         target: the target's model.
-        draft: the draft's model, "lookup", or None.
+        draft: the draft's model, "ngram", or None.
         config: drafting defaults.
         trace: called with a record per decision of the adaptive controller.
 
@@ -66,7 +66,7 @@ class Engine:
             self.off_reason = "drafting is off: this draft's memory cannot drop rejected tokens"
         elif self.draft_model is not None:
             self.drafter = ModelDrafter(self.draft_model, eog=target.eog)
-        elif draft != "lookup":
+        elif draft != "ngram":
             self.off_reason = "no draft model"
         ngrams = NgramDrafter(target.n_vocab, target.eog)
         self.ngrams = None if self.off_reason else ngrams

@@ -140,7 +140,7 @@ def _load(model_id: str, own: Mapping[str, Any]) -> tuple[SpeculativeLlama, dict
         draft = None if draft in (None, "none", "off", "no") else draft
         paths = [str(hub.resolve(config["model"], offline=True))]
         if draft is not None:
-            paths.append(draft if draft == "lookup" else str(hub.resolve(draft, offline=True)))
+            paths.append(draft if draft == "ngram" else str(hub.resolve(draft, offline=True)))
     else:
         name = str(config.get("preset") or "auto") if model_id == OWN else model_id.removeprefix(PREFIX)
         preset, _ = search.named(name, offline=True)

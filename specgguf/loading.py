@@ -65,7 +65,7 @@ def open_pair(
     """Load a target, and a draft if one is named.
 
     Args:
-        model_path, draft_model_path: files; the draft may be "lookup".
+        model_path, draft_model_path: files; the draft may be "ngram".
         config: drafting defaults.
         strict: pad single tokens to two, see `model.Model`.
         keywords: of `llama_cpp.Llama`, for the target and with `draft_` for the draft.
@@ -80,7 +80,7 @@ def open_pair(
     weights, target, draft_weights, draft = None, None, None, None
     try:
         weights = Weights(model_path, _load_keys(target_keys, warnings, "n_gpu_layers"))
-        if draft_model_path not in (None, "lookup"):
+        if draft_model_path not in (None, "ngram"):
             assert draft_model_path is not None
             load_keys = _load_keys(draft_keys, warnings, "draft_n_gpu_layers")
             if os.path.realpath(draft_model_path) == os.path.realpath(model_path) and load_keys == weights.keywords:

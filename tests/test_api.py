@@ -578,7 +578,7 @@ def test_a_cut_after_the_rewind_is_seen(make: Make, monkeypatch: pytest.MonkeyPa
 
 def test_a_loop_that_does_not_settle_is_seen(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = make()
-    monkeypatch.setattr(_Run, "settle", lambda run: None)
+    monkeypatch.setattr(_Run, "synchronise", lambda run: None)
     prompt = llm.tokenize(ASK.encode())
     with pytest.raises(AssertionError):
         caches_hold(llm, [*prompt, *tokens_of(llm, prompt, max_tokens=20)])

@@ -201,7 +201,7 @@ def test_a_build_with_a_gpu_offloads_everything_unless_told_otherwise(
 
 
 def test_kinds_of_drafts(opener: Opener) -> None:
-    with_model, ngrams, alone = opener(), opener("lookup"), opener(None)
+    with_model, ngrams, alone = opener(), opener("ngram"), opener(None)
     assert isinstance(with_model.engine.drafter, ModelDrafter)
     assert with_model.engine.off_reason == ngrams.engine.off_reason == ""
     assert isinstance(ngrams.engine.ngrams, NgramDrafter)

@@ -118,7 +118,7 @@ def load(name: str) -> Session:
             if not isinstance(message["content"], str) or not isinstance(message["role"], str):
                 raise TypeError(message)
         if not all(isinstance(question, str) for question in session.unanswered):
-            raise TypeError("its 'aside' is of the wrong kind")
+            raise TypeError("its 'unanswered' is of the wrong kind")
         json.dumps(content, ensure_ascii=False).encode()  # a lone surrogate could be neither shown nor saved
     except FileNotFoundError:
         hint = did_you_mean(name, names()) or "specgguf sessions list shows what there is"

@@ -116,7 +116,7 @@ def bench(
     with contextlib.closing(loaded.engine):
         if not loaded.draft_model:
             raise ConfigError(
-                "there is nothing to compare: no draft", hint="-d REF names a draft; -d lookup needs none"
+                "there is nothing to compare: no draft", hint="-d REF names a draft; -d ngram needs none"
             )
         work = plan(chosen, params, settings, repeats=repeats, quick=quick)
         head = describe(loaded, settings, work, status) if save else {}

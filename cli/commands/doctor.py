@@ -155,7 +155,7 @@ def _files(settings: Settings) -> tuple[Path, Path | None, dict[str, Any]]:
         return paths[0], paths[1] if len(paths) > 1 else None, {**own, **keywords}
     target = hub.resolve(settings["model"], offline=True)
     ref = settings["draft_model"]
-    if ref in ("none", "off", "no", "lookup"):
+    if ref in ("none", "off", "no", "ngram"):
         return target, None, keywords
     best = draft_candidates.best(target) if ref is None else None
     return target, best.path if best else hub.resolve(ref, offline=True) if ref else None, keywords
@@ -167,7 +167,7 @@ def _about(target: Path, draft: Path | None, costs: Costs, rollback: dict[str, s
     about: dict[str, Any] = {
         "target": target.name,
         "draft": draft.name if draft else None,
-        "rewinding": rollback,
+        "rollback": rollback,
         "verify_s": {n: costs.verify(n) for n in WIDTHS},
         "draft_s": costs.draft_s if draft else None,
         "break_even": None,
@@ -214,7 +214,7 @@ def _pair_rows(pair: dict[str, Any]) -> list[tuple[str, str]]:
     plain = pair["verify_s"][1]
     wide = ", ".join(f"{n}: {s * 1e3:.0f} ms" for n, s in pair["verify_s"].items())
     rows = [("target", pair["target"]), ("draft", pair["draft"] or "none")]
-    rows.append(("rewinding", ", ".join(f"{who} {rollback}" for who, rollback in pair["rewinding"].items())))
+    rows.append(("rollback", ", ".join(f"{who} {rollback}" for who, rollback in pair["rollback"].items())))
     rows.append(("plain decoding", f"{1 / plain:.1f} tokens/s"))
     rows.append(("a pass over n tokens", wide))
     if pair["draft_s"]:

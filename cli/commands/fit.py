@@ -115,7 +115,7 @@ def _draft(settings: Settings, target: Path | None, offline: bool | None) -> Any
     from specgguf.models import remote_header
 
     ref = settings["draft_model"]
-    if ref in ("none", "off", "no", "lookup"):
+    if ref in ("none", "off", "no", "ngram"):
         return None
     if ref is not None:
         return remote_header.read(ref, offline=offline)

@@ -177,4 +177,4 @@ def pair(target: str, as_json: bool) -> None:
     rows = [(c.name, human_bytes(c.bytes), c.why_not or ("matches" if c.is_here else "to download")) for c in found]
     tables.show(rows, right=(1,))
     if not any(not c.why_not for c in found):
-        click.echo("no model here can draft for it; -d lookup drafts from the text itself", err=True)
+        click.echo("no model here can draft for it; -d ngram drafts from the text itself", err=True)

@@ -200,7 +200,7 @@ def _to_save(given: Mapping[str, Any], summary: str) -> dict[str, Any]:
         return str(path.resolve()) if path.exists() else text
 
     values: dict[str, Any] = {"summary": summary or "saved by the user", "target": reference(given["model"])}
-    if given.get("draft_model") not in (None, "none", "lookup"):
+    if given.get("draft_model") not in (None, "none", "ngram"):
         values["draft"] = reference(given["draft_model"])
     if "thinking" in given:
         values["enable_thinking"] = given["thinking"] == "on"

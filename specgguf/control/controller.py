@@ -116,7 +116,7 @@ class Adaptive:
         source = ""
         found = self._from_candidate(candidate, k_max, k)
         if found:
-            k, probe, why, source = found, 0, "lookup", "lookup"
+            k, probe, why, source = found, 0, "ngram", "ngram"
         self._confidences, self._stopped, self._n_max, self._probed = [], False, k, probe > 0
         self._candidate = candidate
         if self._trace is not None:
@@ -235,7 +235,7 @@ class Adaptive:
         self._first = False
         if self._n_max and not steps and not round.draft_n:
             self.off_reason = "the draft model cannot read on: its context is full, or it lacks a token of the text"
-        if self._candidate is not None and round.source == "lookup":
+        if self._candidate is not None and round.source == "ngram":
             self.acceptance.observe_match(self._candidate.match, round.survival, round.draft_n)
             self.off_reason = ""
         elif self._candidate is not None:
@@ -285,5 +285,5 @@ def _record(round: Round, off_reason: str) -> dict[str, Any]:
         "draft_s": round.draft_s,
         "verify_s": round.verify_s,
         "host_s": round.host_s,
-        "rest_reason": off_reason,
+        "off_reason": off_reason,
     }

@@ -130,14 +130,14 @@ class Costs:
     def to_json(self) -> dict[str, Any]:
         """What a later run of the same pair on the same machine can begin with."""
         verify_s = {str(n): one.seconds for n, one in self._seen.items()}
-        return {"verify_s": verify_s, "draft_s": self.draft_s, "sync_s": self.draft_prefill_s}
+        return {"verify_s": verify_s, "draft_s": self.draft_s, "draft_prefill_s": self.draft_prefill_s}
 
     @classmethod
     def from_json(cls, widths: int, saved: Mapping[str, Any], *, pads: bool = False) -> Costs | None:
         """Costs from `to_json`'s; None where they do not serve."""
         try:
             verify_s = {int(n): float(s) for n, s in saved["verify_s"].items()}
-            costs = cls(widths, verify_s, float(saved["draft_s"]), float(saved["sync_s"]), pads=pads)
+            costs = cls(widths, verify_s, float(saved["draft_s"]), float(saved["draft_prefill_s"]), pads=pads)
         except (KeyError, TypeError, ValueError, AttributeError):
             return None
         return costs if costs.known and widths in verify_s and all(s > 0.0 for s in verify_s.values()) else None

@@ -24,7 +24,7 @@ class NgramDrafter:
         eog: a draft ends at its first end-of-generation token, which it keeps.
     """
 
-    name = "lookup"
+    name = "ngram"
 
     def __init__(self, n_vocab: int, eog: frozenset[int]) -> None:
         self.n_draft_prefilled = 0

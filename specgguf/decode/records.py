@@ -81,7 +81,7 @@ class Plan:
         n_max: draft at most so many tokens; 0 rests.
         go_on: asked before token i is drawn, with the law it would be drawn from, and for i > 0 with None before
             the draft decode that makes that law; False ends the draft.
-        source: "lookup" takes the offered draft, else the drafter is asked.
+        source: "ngram" takes the offered draft, else the drafter is asked.
         probe: score so many of the last plain tokens with the draft model before this round; 0 does not.
         padding: how many dummies to add to a pass of the target over so many tokens, because a wider one is faster.
     """

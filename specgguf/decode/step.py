@@ -118,7 +118,7 @@ class _Run:
         n_context = len(self.committed)
         probe = self._probe(plan)
         draft = self._draft(plan)
-        draft_asked = plan.n_max > 0 and plan.source != "lookup"
+        draft_asked = plan.n_max > 0 and plan.source != "ngram"
         draft_s = lap()
         n_prefilled, pending = self._replay(draft)
         if len(draft):
@@ -169,7 +169,7 @@ class _Run:
         )
 
     def _draft(self, plan: Plan) -> Draft:
-        drafter = self.ngrams if plan.source == "lookup" else self.drafter
+        drafter = self.ngrams if plan.source == "ngram" else self.drafter
         if drafter is None or plan.n_max <= 0:
             return Draft()
         return drafter.propose(self.committed, plan.n_max, self.q, self.rng, plan.keep_drafting)

@@ -150,7 +150,7 @@ def test_pair_says_which_drafts_match_and_why_others_do_not(
     assert lines[0].split() == ["draft.gguf", lines[0].split()[1], "kB", "matches"]
     assert "bos token" in lines[1]
     (folder / "draft.gguf").unlink()
-    assert "-d lookup" in run("models", "pair", "target.gguf").err
+    assert "-d ngram" in run("models", "pair", "target.gguf").err
 
 
 # --- presets ------------------------------------------------------------------------------------------------
@@ -268,7 +268,7 @@ def test_doctor_measures_the_pair(run: Run, tiny_chat: Pair) -> None:
     ran = run("doctor", "-m", str(tiny_chat.target), "-d", str(tiny_chat.draft), "-t", "1", "--json")
     report = json.loads(ran.out)
     assert report["versions"]["llama-cpp-python"]
-    assert report["pair"]["rewinding"] == {"target": "plain", "draft": "plain"}
+    assert report["pair"]["rollback"] == {"target": "plain", "draft": "plain"}
     assert all(s > 0 for s in report["pair"]["verify_s"].values())
     assert ran.code == (1 if report["warnings"] else 0)
 

@@ -43,7 +43,7 @@ def test_a_target_alone_says_that_nothing_drafts(tiny_chat: Pair) -> None:
 
 
 def test_lookup(tiny_chat: Pair) -> None:
-    ran = chat("-m", tiny_chat.target, "-d", "lookup", "--draft", "2", "abcabcabcabcabcabc")
+    ran = chat("-m", tiny_chat.target, "-d", "ngram", "--draft", "2", "abcabcabcabcabcabc")
     assert ran.code == 0
     assert "no draft model" not in ran.err
 

@@ -78,7 +78,7 @@ def test_keys_of_a_later_version_are_ignored_and_missing_ones_filled(home: Path)
         '{"messages": [{"role": "user", "content": "\\ud800"}]}',
         '{"settings": 5}',
         '{"pending": null}',
-        '{"aside": [3]}',
+        '{"unanswered": [3]}',
     ],
 )
 def test_a_damaged_file_is_named(home: Path, content: str) -> None:

@@ -485,7 +485,7 @@ def test_a_fixed_length_is_fixed() -> None:
 
 def looked_up(made: Adaptive, machine: Machine, chance: float, match: int = 4, n: int = 8) -> Plan:
     plan = made.plan(100, Candidate(tuple(range(n)), match))
-    k = plan.n_max if plan.source == "lookup" else 0
+    k = plan.n_max if plan.source == "ngram" else 0
     survival = tuple(chance ** (i + 1) for i in range(k))
     made.observe(
         Round((1,), draft_n=k, survival=survival, source=plan.source, verify_s=machine.verify_s[k], host_s=0.001)
@@ -499,7 +499,7 @@ def test_lookups_that_are_right_are_taken_and_others_are_not() -> None:
     for _ in range(60):
         right = looked_up(good, F16, 0.95)
         wrong = looked_up(bad, F16, 0.02)
-    assert (right.source, right.n_max) == ("lookup", D)
+    assert (right.source, right.n_max) == ("ngram", D)
     assert wrong.n_max == 0
     assert looked_up(controller(Q4, has_model=False), Q4, 0.9).n_max == 0
     assert controller(GPU, has_model=False).plan(100, None) == Plan(0)
@@ -518,7 +518,7 @@ def test_offers_that_were_not_taken_say_whether_to_begin(right: bool) -> None:
         made.observe(Round((7 if right else 6,), verify_s=Q8.verify_s[0]))
         plans.append(made.plan(100, Candidate((7,) * D, 4)))
     assert plans[0].n_max == 0
-    assert (plans[-1].source == "lookup") == right
+    assert (plans[-1].source == "ngram") == right
 
 
 def test_a_padded_pass_is_learned_as_what_it_was() -> None:
@@ -540,7 +540,7 @@ def test_a_lookup_competes_with_the_draft_model() -> None:
         made.acceptance.observe((0.9, 0.81, 0.73, 0.66, 0.59), (0.9,) * D, False)
         made.acceptance.observe_match(4, (0.95, 0.9, 0.86, 0.81, 0.77), D)
         made.acceptance.observe_match(2, (0.05,), D)
-    assert made.plan(100, Candidate((1, 2, 3, 4, 5, 6), 4)).source == "lookup"
+    assert made.plan(100, Candidate((1, 2, 3, 4, 5, 6), 4)).source == "ngram"
     model = made.plan(100, Candidate((1, 2, 3, 4, 5, 6), 2))
     assert (model.source, model.n_max) == ("", D)
     assert made.plan(2, Candidate((1, 2, 3, 4, 5, 6), 4)).n_max <= 2

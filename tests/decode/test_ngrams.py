@@ -63,7 +63,7 @@ def test_a_draft_is_an_offer_without_distributions(n_max: int) -> None:
     text = [*range(10, 40), 50, 1, 2, *range(10, 14)]
     draft = drafter.propose(text, n_max, lambda logits, tail: pytest.fail("no law"), Rng(0), always)
     wanted = tuple(range(14, 30))[:n_max]
-    assert draft == Draft(wanted, (None,) * len(wanted), "lookup")
+    assert draft == Draft(wanted, (None,) * len(wanted), "ngram")
     ending = drafter.propose([*text, *range(14, 38)], 9, lambda logits, tail: pytest.fail("no law"), Rng(0), always)
     assert ending.tokens == (38, 39, 50)
     assert drafter.propose([7, 8, 9], 3, lambda logits, tail: pytest.fail("no law"), Rng(0), always) == Draft()

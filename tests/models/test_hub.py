@@ -285,7 +285,7 @@ def test_a_head_is_read_by_ranges(server: HubServer, tiny_chat: Pair, tmp_path: 
     found = remote_header.read(f"{REPO}:q6_k")
     assert found.path is None
     assert found.download_bytes == len(data)
-    assert found.dims.layer_bytes == hparams.of_file(tiny_chat.target).layer_bytes
+    assert found.hparams.layer_bytes == hparams.of_file(tiny_chat.target).layer_bytes
     ranges = [r.range for r in server.log if r.range]
     assert ranges
     assert sum(int(r.split("-")[1]) + 1 - int(r[6:].split("-")[0]) for r in ranges) < len(data) / 2

@@ -97,7 +97,7 @@ def test_a_context_of_the_models_own_length(dense: Opened) -> None:
     model.close()
 
 
-@pytest.mark.parametrize("step", ["new_context", "apply_lora", "choose"])
+@pytest.mark.parametrize("step", ["new_context", "apply_lora", "select"])
 def test_a_context_that_is_not_finished_is_freed(dense: Opened, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
     freed: list[Any] = []
@@ -121,7 +121,7 @@ def test_a_context_that_is_not_finished_is_freed(dense: Opened, step: str, monke
     monkeypatch.setattr(backend, "new_context", making)
     monkeypatch.setattr(backend, "free_context", freeing)
     monkeypatch.setattr(backend.Batch, "close", freeing_batch)
-    monkeypatch.setattr(rollback if step == "choose" else backend, step, failing)
+    monkeypatch.setattr(rollback if step == "select" else backend, step, failing)
     if step == "apply_lora":
         monkeypatch.setattr(dense.weights.llama, "_lora_adapter", object(), raising=False)
     with pytest.raises(BackendError, match="cannot"):

@@ -266,7 +266,7 @@ def test_a_mark_of_a_dropped_text_is_seen(native: Opened) -> None:
 def test_a_way_that_does_not_work_is_not_taken(tiny_hybrid: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """The probe at load finds out; then whatever must be dropped takes everything with it."""
     monkeypatch.setattr(backend, "set_state", lambda ctx, data, flags=0: False)
-    monkeypatch.setattr(rollback.Checkpoint, "recover", lambda rollback, n: n)
+    monkeypatch.setattr(rollback.Checkpoint, "resync", lambda rollback, n: n)
     opened = Opened(tiny_hybrid.target)
     assert opened.model.rollback.name == "none"
     opened.model.extend(TEXT[:10], 0)

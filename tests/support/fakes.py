@@ -191,7 +191,7 @@ class Script:
         return Plan(
             n_max,
             self.keep_drafting or always,
-            source="lookup" if ngrams else "",
+            source="ngram" if ngrams else "",
             probe=0 if ngrams else probe,
             padding=lambda _width: self.padding,
         )

@@ -160,7 +160,7 @@ def _turn(
         probe = script.scored(done, plan.probe, source) if plan.probe else ()
         if probe:
             probe_s = machine.draft_prefill_s * min(lag, len(probe) + 16) * load
-        if plan.source == "lookup":
+        if plan.source == "ngram":
             assert candidate is not None
             asked, chances = 0, script.looked_up(done, candidate.tokens[: plan.n_max])
         else:
