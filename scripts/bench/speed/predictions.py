@@ -1,8 +1,7 @@
-#!/usr/bin/env python3
 """Predicted against measured speed-up on this machine, for three pairs of the same two files: F16, Q8_0, Q4_K_M.
 
-  scripts/bench_predictions                     all three; writes docs/results/predictions.json
-  scripts/bench_predictions --only q8           one of them; nothing is saved
+  scripts/bench/run predictions                     all three; writes docs/results/predictions.json
+  scripts/bench/run predictions --only q8           one of them; nothing is saved
 
 In every repeat the pair's costs are measured where it stands, then plain decoding and each fixed length, back to
 back. Predicted from those costs and from the tokens per pass that were really committed; the medians of both are
@@ -14,14 +13,12 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from cells import RESULTS, commit, say
-from pairs import REGIMES, Regime, files
-
+from bench.lib.cells import RESULTS, commit, say
+from bench.lib.pairs import REGIMES, Regime, files
 from specgguf import SamplingParams, SpeculativeLlama
 from specgguf.bench import results
 from specgguf.control.costs import measure
@@ -92,7 +89,3 @@ def one(args: argparse.Namespace, regime: Regime, lengths: list[int]) -> dict[st
         rows.append({"length": length, **row})
     head = results.describe(pair, settings={"temperature": 0.0, "tokens": N_TOKENS, **threads})
     return {"regime": regime.name, **head, "rows": rows, "samples": samples}
-
-
-if __name__ == "__main__":
-    sys.exit(main())
