@@ -115,9 +115,7 @@ def bench(
     loaded = open_pair.open_engine(settings, status, yes=yes)
     with contextlib.closing(loaded.engine):
         if not loaded.draft_model:
-            raise ConfigError(
-                "there is nothing to compare: no draft", hint="-d REF names a draft; -d ngram needs none"
-            )
+            raise ConfigError("there is nothing to compare: no draft", hint="-d REF names a draft; -d ngram needs none")
         work = plan(chosen, params, settings, repeats=repeats, quick=quick)
         head = describe(loaded, settings, work, status) if save else {}
         samples: list[Sample] = []
