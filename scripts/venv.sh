@@ -43,15 +43,29 @@ END
 need_compiler() {
     compiling=""
     "$python" -c 'import llama_cpp' >/dev/null 2>&1 && return
-    compiling=" (llama.cpp is compiled once: about 4 minutes on 2 cores)"
+    compiling=" (llama.cpp is compiled once: about 9 minutes on 2 cores)"
     for compiler in ${CXX:-} c++ g++ clang++; do
-        ! command -v "$compiler" >/dev/null 2>&1 || return 0
+        if command -v "$compiler" >/dev/null 2>&1; then
+            set_build_flags
+            return
+        fi
     done
     case $(uname -s) in
         Darwin) how="xcode-select --install" ;;
         *) how="for example: sudo apt install g++ (Debian, Ubuntu), sudo dnf install gcc-c++ (Fedora)" ;;
     esac
     fail "no C++ compiler: llama-cpp-python is compiled when it is installed" "$how"
+}
+
+# How $compiler compiles llama.cpp: without what specgguf does not use, unless CMAKE_ARGS is set to something else, and
+# without AMX where gcc drops the stores before _tile_loadconfig, so that the first tile instruction is a SIGILL.
+set_build_flags() {
+    [ -n "${CMAKE_ARGS+set}" ] || export CMAKE_ARGS=-DLLAVA_BUILD=OFF
+    version=$("$compiler" -dumpfullversion 2>/dev/null) || return 0 # only gcc knows this option
+    [ "${version%%.*}" -lt 13 ] && grep -qw amx_tile "${CPUINFO:-/proc/cpuinfo}" 2>/dev/null || return 0
+    no_amx="-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
+    export CFLAGS="${CFLAGS:+$CFLAGS }$no_amx" CXXFLAGS="${CXXFLAGS:+$CXXFLAGS }$no_amx"
+    say "gcc $version miscompiles llama.cpp's AMX code: built without it (gcc 13 or later: CXX=g++-13 CC=gcc-13)"
 }
 
 use_venv() {

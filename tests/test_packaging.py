@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -41,14 +42,19 @@ def build(folder: Path, call: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def files_of(part: str) -> list[Path]:
+    return [p for p in sorted((ROOT / part).rglob("*")) if p.is_file() and "__pycache__" not in p.parts]
+
+
+def installed(path: Path) -> str:
+    """The name of a source file once it is installed."""
+    name = path.relative_to(ROOT).as_posix()
+    return name if name.startswith("specgguf/") else f"specgguf/{name}"
+
+
 def expected() -> set[str]:
     """Every file of the package, as it is named once installed."""
-    names = set()
-    for part in PARTS:
-        home = "specgguf" if part == "specgguf" else f"specgguf/{part}"
-        files = [f for f in (ROOT / part).iterdir() if f.suffix in KINDS]
-        names |= {f"{home}/{file.name}" for file in files}
-    return names
+    return {installed(path) for part in PARTS for path in files_of(part) if path.suffix in KINDS}
 
 
 def test_the_wheel_has_every_module_and_preset_and_nothing_else_on_top(built: Path) -> None:
@@ -84,10 +90,12 @@ assert importlib.util.find_spec("cli") is None and importlib.util.find_spec("pre
 
 
 def test_no_file_of_a_part_is_forgotten() -> None:
-    """A folder below the packages, or a file of another kind, would need a line in pyproject.toml."""
+    """A file of another kind, or a folder that is no package, would need a line in pyproject.toml."""
+    listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
     for part in PARTS:
-        for path in (ROOT / part).iterdir():
-            assert path.name == "__pycache__" or path.suffix in KINDS, path
+        for path in files_of(part):
+            assert path.suffix in KINDS, path
+            assert installed(path).rpartition("/")[0].replace("/", ".") in listed, path
 
 
 @pytest.fixture
@@ -100,7 +108,7 @@ def clone(tmp_path: Path) -> Path:
     shutil.copy(ROOT / "pyproject.toml", folder)
     tools = tmp_path / "tools"
     tools.mkdir()
-    for tool in ("bash", "env", "dirname", "cat", "ls", "cksum", "uname", "grep", "tail", "mkdir"):
+    for tool in ("bash", "env", "dirname", "cat", "ls", "cksum", "uname", "grep", "tail", "mkdir", "find", "sort"):
         found = shutil.which(tool)
         assert found is not None, tool
         (tools / tool).symlink_to(found)
@@ -149,6 +157,45 @@ def test_quickstart_when_pip_fails(clone: Path, tmp_path: Path) -> None:
     assert done.stdout == ""
     assert "No matching distribution found for numpy" in done.stderr
     assert str(tmp_path / "venv" / "install.log") in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("version", "cpu", "has_amx"),
+    [("12.2.0", "amx_bf16 amx_tile amx_int8", False), ("13.1.0", "amx_tile", True), ("12.2.0", "avx2", True)],
+    ids=["gcc 12 with AMX", "gcc 13", "no AMX"],
+)
+def test_llama_cpp_is_compiled_without_what_the_compiler_breaks(
+    clone: Path, tmp_path: Path, version: str, cpu: str, has_amx: bool
+) -> None:
+    built_with, said = build_flags(clone, tmp_path, version, cpu)
+    assert built_with["CMAKE_ARGS"] == "-DLLAVA_BUILD=OFF"
+    assert ("-mno-amx-tile" not in built_with["CFLAGS"]) == has_amx
+    assert ("-mno-amx-tile" not in built_with["CXXFLAGS"]) == has_amx
+    assert (f"gcc {version} miscompiles llama.cpp's AMX code" not in said) == has_amx
+
+
+def test_what_a_user_says_about_the_build_is_kept(clone: Path, tmp_path: Path) -> None:
+    built_with, _ = build_flags(clone, tmp_path, "12.2.0", "amx_tile", CMAKE_ARGS="-DGGML_CUDA=on", CFLAGS="-O1")
+    assert built_with["CMAKE_ARGS"] == "-DGGML_CUDA=on"
+    assert built_with["CFLAGS"] == "-O1 -mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
+    assert built_with["CXXFLAGS"] == "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
+
+
+def build_flags(clone: Path, folder: Path, version: str, cpu: str, **environment: str) -> tuple[dict[str, str], str]:
+    """What the compiler would be told on a machine with this gcc and these CPU flags, and what is said about it."""
+    names = ("CMAKE_ARGS", "CFLAGS", "CXXFLAGS")
+    (folder / "cpuinfo").write_text(f"flags\t\t: fpu {cpu} avx512f\n")
+    script(clone.parent / "tools" / "g++", f'[ "$1" = -dumpfullversion ] && echo {version}')
+    told = " ".join(f'"{name}=${name}"' for name in names)
+    pip = f"""case "$*" in
+        *"import llama_cpp"*) exit 1;;
+        *"-m pip"*requirements.txt) printf "%s\\n" {told} > "{folder}/told"; exit 1;;
+        "-m pip"*) exit 0;;
+    esac"""
+    script(folder / "venv" / "bin" / "python", f'{pip}\nexec {sys.executable} "$@"')
+    done = quickstart(clone, VIRTUAL_ENV=str(folder / "venv"), CPUINFO=str(folder / "cpuinfo"), **environment)
+    assert done.returncode == 1, done.stderr
+    return dict(line.split("=", 1) for line in (folder / "told").read_text().splitlines()), done.stderr
 
 
 def test_quickstart_passes_its_arguments_on(clone: Path, tmp_path: Path) -> None:

@@ -283,7 +283,7 @@ def test_errors_do_not_end_the_conversation(converse: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "offered"),
+    ("typed", "candidates"),
     [
         ("/hi", ["highlight"]),
         ("/s", ["stats", "save ", "system ", "set "]),

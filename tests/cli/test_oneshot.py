@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from specgguf.cli import exits
-from support.cli_support import Run, home, private_home, run
+from support.cli_support import DRIVER, Run, home, private_home, run
 from support.fake_engine import FakeEngine, pieces
 
 from specgguf.errors import Cancelled
 
 __all__ = ["home", "run"]  # fixtures
-
-DRIVER = [sys.executable, str(Path(__file__).parent / "support" / "cli_driver.py")]
 
 
 def asked(fake: FakeEngine) -> str:

@@ -49,7 +49,7 @@ def written(spans: list[Span], style: Style, **keywords: object) -> tuple[str, s
         ("dumb", "always", {}, True, True),
     ],
 )
-def test_ink(term: str, color: str, variables: dict[str, str], styles: bool, colors: bool) -> None:
+def test_style(term: str, color: str, variables: dict[str, str], styles: bool, colors: bool) -> None:
     style = style_for(Tty(), color, {"TERM": term, **variables})
     assert (style.styles, style.color) == (styles, colors)
     piped = style_for(io.StringIO(), color, {"TERM": term, **variables})
@@ -74,7 +74,7 @@ def test_one_line() -> None:
     assert one_line("abcdef", 4) == "abc…"
 
 
-@pytest.mark.parametrize("ink", [PLAIN, TERMINAL])
+@pytest.mark.parametrize("style", [PLAIN, TERMINAL])
 def test_an_answer_ends_with_one_line_end(style: Style) -> None:
     for text, ending in (("x", "x\n"), ("x\n", "x\n"), ("", "")):
         assert written([Span(text, False)], style)[0] == ending

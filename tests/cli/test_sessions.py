@@ -226,7 +226,7 @@ def test_a_conversation_sets_aside_too(converse: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "line", "aside"),
+    ("error", "line", "unanswered"),
     [
         (Cancelled("stopped"), "Three?", []),
         (Cancelled("stopped"), "/edit", []),

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pexpect
 import pytest
-from support.cli_support import private_home
+from support.cli_support import DRIVER, private_home
 
 Start = Callable[..., "Screen"]
 CTRL_C, CTRL_D, ESC_ENTER, UP = "\x03", "\x04", "\x1b\r", "\x1b[A"
@@ -62,8 +62,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
             "PROMPT_TOOLKIT_NO_CPR": "1",
         }
         child = pexpect.spawn(
-            sys.executable,
-            [str(Path(__file__).parent / "support" / "cli_driver.py"), scene, *arguments],
+            DRIVER[0],
+            [*DRIVER[1:], scene, *arguments],
             env=env | variables,
             dimensions=(24, columns),
             encoding="utf-8",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,8 @@ from specgguf.cli.terminal.status import StatusOutput
 
 from support.fake_engine import FakeEngine, loaded
 
+TESTS = Path(__file__).resolve().parents[1]
+DRIVER = [sys.executable, str(TESTS / "support" / "cli_driver.py")]  # SCENE ARGS…: the program in its own process
 FOLDERS = {
     "XDG_DATA_HOME": "data",
     "XDG_CONFIG_HOME": "config",
@@ -28,7 +31,7 @@ FOLDERS = {
 
 def private_home(folder: Path) -> dict[str, str]:
     """Variables that keep a program inside `folder`."""
-    return {"HOME": str(folder), **{name: str(folder / sub) for name, sub in FOLDERS.items()}}
+    return {"HOME": str(folder), "PYTHONPATH": str(TESTS), **{name: str(folder / sub) for name, sub in FOLDERS.items()}}
 
 
 @pytest.fixture
