@@ -36,7 +36,7 @@ def generation(llm: SpeculativeLlama, params: SamplingParams, draft: int | str) 
         if not tokens:
             first, native_first, n_first = time.perf_counter(), llm.decode_s, len(round.tokens)
         tokens += round.tokens
-    ended, native_ended, stats = time.perf_counter(), llm.decode_s, llm.last
+    ended, native_ended, stats = time.perf_counter(), llm.decode_s, llm.last_stats
     seconds = max(ended - first, 1e-9)
     return {
         "draft": draft,

@@ -62,7 +62,7 @@ def one(args: argparse.Namespace, regime: Regime, lengths: list[int]) -> dict[st
         def speed(length: int | str) -> float:
             for _ in llm.generate(prompt, params, draft=length, draft_max=DRAFT_MAX):
                 pass
-            return llm.last.n_generated / llm.last.predicted_s
+            return llm.last_stats.n_generated / llm.last_stats.predicted_s
 
         speed("off")
         samples: list[dict[str, Any]] = []
@@ -75,7 +75,7 @@ def one(args: argparse.Namespace, regime: Regime, lengths: list[int]) -> dict[st
             for length in lengths:
                 gain = speed(length) / plain
                 round_s = length * priced.draft_s + priced.verify_s(length + 1)
-                predicted = llm.last.tokens_per_pass * priced.plain_s / round_s
+                predicted = llm.last_stats.tokens_per_pass * priced.plain_s / round_s
                 samples.append({"repeat": repeat, "length": length, "measured": gain, "predicted": predicted})
                 samples[-1] |= {"plain_tokens_per_s": plain, "verify_s": widths, "draft_s": priced.draft_s}
     rows = []
