@@ -1,4 +1,4 @@
-"""What `gpu_check` measures of a pair that is loaded step by step: memory against the prediction, and times of passes.
+"""What `scripts/bench/run gpu` measures of a pair: memory at each step of loading, and times of forward passes.
 
 Gives back plain data with every sample; nothing is printed or judged here. Clocks stop only after the logits were
 read, which waits for the device.
