@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import ctypes
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -174,11 +175,12 @@ class Batch:
         """Any number of sequences, each with consecutive positions."""
         start = 0
         for sequence, position, tokens, n_outputs in parts:
-            end = start + len(tokens)
+            n = len(tokens)
+            end = start + n
             self._token[start:end] = tokens
-            self._pos[start:end] = np.arange(position, position + end - start)
+            self._pos[start:end] = np.arange(position, position + n)
             self._seq[start:end] = sequence
-            self._logits[start : end - n_outputs] = 0
+            self._logits[start:end] = 0
             self._logits[end - n_outputs : end] = 1
             start = end
         self.raw.n_tokens = start
@@ -199,6 +201,12 @@ def rows(ctx: Context, n_outputs: int, n_vocab: int) -> Logits:
     pointer = llama_cpp.llama_get_logits(ctx)
     if not pointer:
         raise BackendError("llama.cpp returned no logits")
+    return _view(ctypes.addressof(pointer.contents), n_outputs, n_vocab)
+
+
+@functools.lru_cache(maxsize=64)  # the buffer of a context stays where it is: made anew, a view takes a third of a pass
+def _view(address: int, n_outputs: int, n_vocab: int) -> Logits:
+    pointer = ctypes.cast(address, ctypes.POINTER(ctypes.c_float))
     return np.ctypeslib.as_array(pointer, (n_outputs, n_vocab))
 
 

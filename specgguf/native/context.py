@@ -125,7 +125,8 @@ class Context:
         """
         n_longest = 0
         for sequence, tokens, n_outputs, n_padding in parts:
-            sequence.resync()
+            if sequence.in_doubt:
+                sequence.resync()
             n, n_max = len(tokens), sequence.n_reserved
             assert n_max, "an idle sequence decodes nothing"
             if len(sequence.tokens) + n > n_max:
@@ -140,6 +141,8 @@ class Context:
         try:
             if self._reading and self.cancelled:  # in this order: a cancel that comes now sees `_reading`
                 raise Cancelled(_STOPPED)
+            if len(parts) == 1 and 0 < n_longest <= self.n_batch:
+                return self._pass(list(parts))
             return self._decode(parts)
         finally:
             self._reading = False
@@ -160,33 +163,28 @@ class Context:
         """The parts by pass, each with its index: long ones in chunks, of which the last has the rows, then what is
         left of all together. Memories with a recurrent state take sequences together that have as many tokens, and not
         more than are computed at once: llama.cpp would cut the others' tokens apart."""
-        n_batch = self.n_batch
-        if len(parts) == 1 and 0 < len(parts[0].tokens) <= n_batch:
-            return [[(0, parts[0])]]
         passes: list[list[tuple[int, Part]]] = []
         ends: list[tuple[int, Part]] = []
         for index, part in enumerate(parts):
             n = len(part.tokens)
-            n_last = max((n - 1) % n_batch + 1, part.n_outputs) if n else 0
-            for start in range(0, n - n_last, n_batch):
-                chunk = part.tokens[start : min(start + n_batch, n - n_last)]
+            n_last = max((n - 1) % self.n_batch + 1, part.n_outputs) if n else 0
+            for start in range(0, n - n_last, self.n_batch):
+                chunk = part.tokens[start : min(start + self.n_batch, n - n_last)]
                 passes.append([(index, Part(part.sequence, chunk))])
             if n:
                 ends.append((index, part._replace(tokens=part.tokens[n - n_last :])))
         if self._equal:
             ends.sort(key=lambda end: (len(end[1].tokens), end[1].sequence.id))
-        n_tokens = n_rows = 0
-        last: list[tuple[int, Part]] = []
+        n_tokens = n_rows = n_first = 0
         for index, part in ends:
-            n, n_out = len(part.tokens) + part.n_padding, _n_rows(part)
-            fits = n_tokens + n <= n_batch and n_rows + n_out <= self.n_outputs_max
-            if self._equal and last:
-                fits = fits and n == len(last[0][1].tokens) and n_tokens + n <= self._n_ubatch
-            if not last or not fits:
-                last, n_tokens, n_rows = [], 0, 0
-                passes.append(last)
-            last.append((index, part))
-            n_tokens, n_rows = n_tokens + n, n_rows + n_out
+            n_tokens, n_rows = n_tokens + part.n_tokens, n_rows + part.n_rows
+            fits = n_tokens <= self.n_batch and n_rows <= self.n_outputs_max
+            if self._equal:
+                fits = fits and part.n_tokens == n_first and n_tokens <= self._n_ubatch
+            if not fits or not n_first:
+                n_tokens, n_rows, n_first = part.n_tokens, part.n_rows, part.n_tokens
+                passes.append([])
+            passes[-1].append((index, part))
         return passes
 
     def _pass(self, parts: list[Part]) -> list[backend.Logits]:
@@ -199,9 +197,8 @@ class Context:
                 if sequence.id not in decoding:
                     sequence.rollback.others_decoded()
         whole = n_tokens <= self._n_ubatch
-        for part in parts:
-            sequence = part.sequence
-            sequence.rollback.before(len(sequence.tokens), len(part.tokens) + part.n_padding, whole=whole)
+        for sequence, tokens, _, n_padding in parts:
+            sequence.rollback.before(len(sequence.tokens), len(tokens) + n_padding, whole=whole)
             sequence.in_doubt = True
         started = perf_counter()
         code = backend.decode(self.handle, self._batch)
@@ -216,31 +213,28 @@ class Context:
         for part in parts:
             part.sequence.decoded(part.n_padding)
         found, end = [], 0
-        for part, n in zip(parts, n_outputs, strict=True):
+        for (_, _, n_out, n_padding), n in zip(parts, n_outputs, strict=True):
             end += n
-            found.append(rows[end - part.n_padding - part.n_outputs : end - part.n_padding] if n else _NO_ROWS)
+            found.append(rows[end - n_padding - n_out : end - n_padding] if n_out else _NO_ROWS)
         return found
 
     def _fill(self, parts: list[Part]) -> tuple[int, list[int]]:
         """Write the batch, dummies included; its tokens, and rows of logits by part. Dummies get rows too: the output's
-        kernel may be the one that wants a full tile. A pass that needs padding gets it after its last part."""
-        n_tokens = sum(len(part.tokens) + part.n_padding for part in parts)
-        if n_tokens < self.pad_to:
-            parts[-1] = parts[-1]._replace(n_padding=parts[-1].n_padding + self.pad_to - n_tokens)
-            n_tokens = self.pad_to
-        n_outputs = [_n_rows(part) for part in parts]
-        if 0 < sum(n_outputs) < self.pad_to:
-            i = next(i for i, part in enumerate(parts) if len(part.tokens) + part.n_padding > n_outputs[i])
+        kernel may be the one that wants a full tile."""
+        if self.pad_to > 1 and len(parts) == 1 and parts[0].n_tokens == 1:
+            parts[0] = parts[0]._replace(n_padding=1)
+        batch, n_outputs, n_tokens = [], [], 0
+        for sequence, tokens, n_out, n_padding in parts:
+            if n_padding:
+                tokens, n_out = [*tokens, *[tokens[-1]] * n_padding], n_out + n_padding if n_out else 0
+            batch.append(backend.BatchPart(sequence.id, len(sequence.tokens), tokens, n_out))
+            n_outputs.append(n_out)
+            n_tokens += len(tokens)
+        if self.pad_to > 1 and sum(n_outputs) == 1:
+            i = next(i for i, part in enumerate(batch) if len(part.tokens) > part.n_outputs)
             n_outputs[i] += 1
-        self._batch.fill(
-            backend.BatchPart(
-                part.sequence.id,
-                len(part.sequence.tokens),
-                [*part.tokens, *[part.tokens[-1]] * part.n_padding] if part.n_padding else part.tokens,
-                n,
-            )
-            for part, n in zip(parts, n_outputs, strict=True)
-        )
+            batch[i] = batch[i]._replace(n_outputs=n_outputs[i])
+        self._batch.fill(batch)
         return n_tokens, n_outputs
 
     def _fail(self, code: int, parts: list[Part], n_tokens: int) -> NoReturn:
@@ -273,11 +267,7 @@ class Context:
 
 
 class Model(Sequence):
-    """A context of one sequence, and that sequence: all of its cells are promised to it.
-
-    Args:
-        weights, settings: of `Context`.
-    """
+    """A context of one sequence, and that sequence: all cells are promised to it. Keywords are `Context`'s."""
 
     context: Context
 
@@ -305,10 +295,6 @@ class Model(Sequence):
     def close(self) -> None:
         """Free the context; the weights stay loaded."""
         self.context.close()
-
-
-def _n_rows(part: Part) -> int:
-    return part.n_outputs + part.n_padding if part.n_outputs else 0
 
 
 _NO_ROWS = np.empty((0, 0), dtype=np.float32)

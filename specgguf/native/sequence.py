@@ -30,6 +30,17 @@ class Part(NamedTuple):
     n_outputs: int = 0
     n_padding: int = 0
 
+    @property
+    def n_tokens(self) -> int:
+        """Tokens in the batch."""
+        return len(self.tokens) + self.n_padding
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of logits in the batch: dummies get some too, since the output's kernel may be the one that wants a full
+        tile."""
+        return self.n_outputs + self.n_padding if self.n_outputs else 0
+
 
 class Owner(Protocol):
     """What a sequence needs of its context."""
