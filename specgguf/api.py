@@ -23,7 +23,7 @@ from .decode.stats import Stats
 from .decode.step import check_prompt
 from .errors import ConfigError, Unsupported
 from .loading import open_pair
-from .native import backend, vocab
+from .native import vocab
 from .text import completion
 from .text import tokenize as prompts
 from .text.arguments import completion_params, draft_config, token_ids, tool_request
@@ -207,7 +207,7 @@ class SpeculativeLlama:
         return self._pair.weights.vocab
 
     def _piece(self, token: int) -> bytes:
-        return backend.piece(self._vocab, token)
+        return vocab.piece(self._vocab, token)
 
     def render(
         self,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from bench.gpu.measures import DRAFT_MAX, Json, PairPlan, buffers, free_bytes, ids, logged, telling
+from bench.gpu.measures import DRAFT_MAX, Json, PairPlan, buffers, free_bytes, ids, telling
 from specgguf import SamplingParams, SpeculativeLlama
 from specgguf.models import hparams
 from specgguf.native import backend
@@ -150,7 +150,7 @@ def _one_case(path: Path, keywords: Json) -> tuple[Json, str]:
     """What came of it, and the whole log."""
     before = free_bytes()
     result: Json = {}
-    with logged() as lines:
+    with backend.captured_log() as lines:
         try:
             with SpeculativeLlama(str(path), str(path), draft=4, **keywords) as llm:
                 result["taken_bytes"] = before - free_bytes()
