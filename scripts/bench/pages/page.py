@@ -207,11 +207,11 @@ def peer_chart(cells: Cells) -> str:
     for t in sorted({row.cell.temperature for row in rows}, reverse=True):
         groups = []
         for row in (r for r in rows if r.cell.temperature == t):
-            names = ("llama_cpp.Llama off", "llama-server off", row.best, "specgguf auto")
+            runners = ("llama_cpp.Llama off", "llama-server off", row.best, "specgguf auto")
             notes = ("", "", f"  ({row.best.removeprefix('llama-server ')})", f"  ({row.gain:.2f}×)")
             bars = [
                 Bar(row.speeds[name], f"{row.speeds[name]:.1f}{note}", i)
-                for i, (name, note) in enumerate(zip(names, notes, strict=True))
+                for i, (name, note) in enumerate(zip(runners, notes, strict=True))
                 if name in row.speeds
             ]
             groups.append((row.cell.kind, bars))
