@@ -52,7 +52,7 @@ class FakeEngine:
         self.draft: str | int = "auto"
         self.draft_max = 5
         self.model_path, self.draft_model_path = "/models/target.gguf", "/models/draft.gguf"
-        self.stats, self.last = Stats(), Stats()
+        self.stats, self.last_stats = Stats(), Stats()
         self.closed = False
         self._n_ctx = n_ctx
         self._hang_in_prefill = hang_in_prefill
@@ -96,8 +96,8 @@ class FakeEngine:
         n_cached = 0
         while n_cached < min(len(prompt) - 1, len(self._cache)) and prompt[n_cached] == self._cache[n_cached]:
             n_cached += 1
-        self.last = Stats()
-        for stats in (self.last, self.stats):
+        self.last_stats = Stats()
+        for stats in (self.last_stats, self.stats):
             stats.begin(len(prompt), n_cached)
             stats.n_prefilled += len(prompt) - n_cached
         if n == self._hang_in_prefill:
@@ -136,7 +136,7 @@ class FakeEngine:
                 "completion_tokens": n,
                 "total_tokens": len(prompt) + n,
             },
-            "timings": self.last.timings(),
+            "timings": self.last_stats.timings(),
         }
 
     def _count(self, from_draft: bool) -> None:
@@ -149,7 +149,7 @@ class FakeEngine:
             draft_n_accepted=int(from_draft),
             verify_s=0.01,
         )
-        for stats in (self.last, self.stats):
+        for stats in (self.last_stats, self.stats):
             stats.add(round)
             stats.off_reason = "drafting is off" if resting else ""
 

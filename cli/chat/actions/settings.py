@@ -60,7 +60,7 @@ def stats(chat: ChatSession, words: str) -> None:
         return
     engine = chat.conversation.loaded.engine
     columns = console.width(chat.status.stream) if chat.status.style.tty else None
-    for row in stats_view.page(engine.last, engine.stats, engine.n_ctx(), chat.status.style, columns):
+    for row in stats_view.page(engine.last_stats, engine.stats, engine.n_ctx(), chat.status.style, columns):
         chat.status.tell(row)
 
 

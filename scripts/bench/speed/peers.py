@@ -1,13 +1,13 @@
-#!/usr/bin/env python3
-"""specgguf beside its peers: the same files, prompt ids, sampling and token counts through plain llama_cpp.Llama,
-llama-server plain and with its drafting settings, and specgguf auto; interleaved, every sample saved.
+"""specgguf beside llama_cpp.Llama and llama-server, drafting and not.
 
-  scripts/bench_peers                            builds llama-server once (minutes), then measures the F16 pair
-  scripts/bench_peers --server PATH              a llama-server of your own (with --spec-draft-sampling)
-  scripts/bench_peers --build                    only builds it
-  scripts/bench_peers --only code/t0             one cell;  --regime q8: another pair
-  scripts/bench_peers --quick                    does the script work?
-  scripts/bench_peers --table                    what the saved results say
+The same files, prompt ids, sampling and token counts through all of them; interleaved, every sample saved.
+
+  scripts/bench/run peers                            builds llama-server once (minutes), then measures the F16 pair
+  scripts/bench/run peers --server PATH              a llama-server of your own (with --spec-draft-sampling)
+  scripts/bench/run peers --build                    only builds it
+  scripts/bench/run peers --only code/t0             one cell;  --regime q8: another pair
+  scripts/bench/run peers --quick                    does the script work?
+  scripts/bench/run peers --table                    what the saved results say
 
 llama-server's speed is its own `timings`, without HTTP; its reading of the draft's prompt counts as prompt there,
 ours as generating.
@@ -16,16 +16,14 @@ ours as generating.
 from __future__ import annotations
 
 import os
-import sys
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
-from cells import arguments, load_all, plan_of, run, say
-from pairs import REGIMES, PlainLlama, files, our_ways
-from servers import PACKAGE, SETTINGS, Server, built, version
-from tables import peer_table
-
+from bench.lib.cells import arguments, load_all, plan_of, run, say
+from bench.lib.pairs import REGIMES, PlainLlama, files, our_runners
+from bench.lib.servers import PACKAGE, SETTINGS, Server, built, version
+from bench.lib.tables import peer_table
 from specgguf import SpeculativeLlama
 
 
@@ -53,18 +51,18 @@ def main() -> int:
             llm = stack.enter_context(
                 SpeculativeLlama(target, draft, n_ctx=plan.n_ctx, draft_max=regime.draft_max, **threads)
             )
-            ours = our_ways(llm, ())
+            ours = our_runners(llm, ())
             plain = stack.enter_context(closing(PlainLlama(pair["model"], plan)))
-            ways = {"llama_cpp.Llama off": plain.rollback(llm)}
+            runners = {"llama_cpp.Llama off": plain.runner(llm)}
             for name in SETTINGS:
                 say(f"starting llama-server {name} …")
-                ways[f"llama-server {name}"] = stack.enter_context(closing(Server(server, name, pair, plan))).rollback(
+                runners[f"llama-server {name}"] = stack.enter_context(closing(Server(server, name, pair, plan))).runner(
                     llm
                 )
             for temperature in plan.temperatures:  # at 0 there is nothing to sample
                 apt = {
-                    name: rollback
-                    for name, rollback in ways.items()
+                    name: runner
+                    for name, runner in runners.items()
                     if temperature or not name.endswith("probabilistic")
                 }
                 run(
@@ -79,10 +77,3 @@ def main() -> int:
     for line in peer_table(load_all(plan.folder)):
         say(line)
     return 0
-
-
-if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit("\nstopped; the same command goes on from here")

@@ -1,13 +1,12 @@
-#!/usr/bin/env python3
 """Python's share: host time per drafted token and per round, stage by stage, and on a real pair.
 
 A synthetic model with a vocabulary of 151,936 ids decodes in about a millisecond: the stand-in for a fast GPU.
-What a round takes outside llama.cpp's decode, over fixed draft lengths, is a line: its slope is the price of a
+What a round takes outside llama.cpp's decode, over fixed draft lengths, is a line: its slope is the cost of a
 drafted token, its height at 0 that of a round. Stages are timed by wrapping the functions that do the work.
 
-  scripts/bench_host                 everything; the result goes to docs/results/host.json
-  scripts/bench_host --no-real       only the synthetic model: a minute
-  scripts/bench_host --quick         does the script work?
+  scripts/bench/run host                 everything; the result goes to docs/results/host.json
+  scripts/bench/run host --no-real       only the synthetic model: a minute
+  scripts/bench/run host --quick         does the script work?
 """
 
 from __future__ import annotations
@@ -17,23 +16,22 @@ import importlib
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cells import RESULTS, ROOT, cache_folder, commit, say
-from pairs import REGIMES, files
 from specgguf.cli.terminal.tables import lines
 
+from bench.lib.cells import RESULTS, ROOT, cache_folder, commit, say
+from bench.lib.pairs import REGIMES, files
+from bench.lib.stages import watched
 from specgguf import SamplingParams, SpeculativeLlama
 from specgguf.bench import results, runs
 from specgguf.bench.runs import Sample, Trial, load_prompts
-from specgguf.decode import sampling, verifier
+from specgguf.decode import sampling
 from specgguf.loading import physical_cores
-from specgguf.native import backend
 
 SETTINGS = {"default sampling": 0.8, "greedy": 0.0}
 LENGTHS = range(1, 9)
@@ -45,7 +43,7 @@ NOISE = 0.1  # of the synthetic draft's weights
 def synthetic() -> dict[str, Path]:
     """A target and a draft of one narrow layer and 151,936 ids, written on first use."""
     sys.path.insert(0, str(ROOT / "tests"))
-    tiny = importlib.import_module("tiny")
+    tiny = importlib.import_module("support.tiny")
     folder = cache_folder()
     folder.mkdir(parents=True, exist_ok=True)
     pair = {"model": folder / "wide-target.gguf", "draft_model": folder / "wide-draft.gguf"}
@@ -55,88 +53,6 @@ def synthetic() -> dict[str, Path]:
             tiny.write_llama(part, tiny.numbered(151936), shape=tiny.NARROW, noise=noise)
             part.replace(path)
     return pair
-
-
-@dataclass
-class Stages:
-    """Seconds by stage; a stage does not count what runs inside it under another name."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-    calls: dict[str, int] = field(default_factory=dict)
-    _open: list[list[Any]] = field(default_factory=list)  # [stage, started]
-
-    def timed(self, stage: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`function`, counted under `stage`."""
-
-        def run(*args: Any, **keywords: Any) -> Any:
-            self._switch(stage)
-            self.calls[stage] = self.calls.get(stage, 0) + 1
-            try:
-                return function(*args, **keywords)
-            finally:
-                self._switch(None)
-
-        return run
-
-    def _switch(self, stage: str | None) -> None:
-        now = time.perf_counter()
-        if self._open:
-            name, started = self._open[-1]
-            self.seconds[name] = self.seconds.get(name, 0.0) + now - started
-        if stage is None:
-            self._open.pop()
-            if self._open:
-                self._open[-1][1] = now
-        else:
-            self._open.append([stage, now])
-
-
-def _stages() -> list[tuple[str, Any, str]]:
-    """What is wrapped: (name, owner, attribute)."""
-    from specgguf.control import controller
-    from specgguf.decode import drafters, stats, step
-    from specgguf.native import context
-    from specgguf.text import detokenize as text
-
-    return [
-        ("native decode", backend, "decode"),
-        ("logits to distributions (p and q)", sampling.Transform, "distribution"),
-        ("random draws", sampling.Rng, "categorical"),
-        ("acceptance coins", sampling.Rng, "bernoulli"),
-        ("residual", verifier, "residual"),
-        ("acceptance rule", verifier, "verify_block"),
-        ("fill the batch", backend.Batch, "fill"),
-        ("view the logits", backend, "rows"),
-        ("extend, around decode", context.Model, "extend"),
-        ("roll back", context.Model, "roll_back"),
-        ("drafter", drafters.ModelDrafter, "propose"),
-        ("cut the text", text.TextCutter, "cut"),
-        ("controller: plan", controller.Adaptive, "plan"),
-        ("controller: observe", controller.Adaptive, "observe"),
-        ("synchronise both caches", step._Run, "synchronise"),
-        ("statistics", stats.Stats, "add"),
-    ]
-
-
-@contextmanager
-def watched() -> Iterator[Stages]:
-    """All stages wrapped inside the block."""
-    watch, before = Stages(), []
-    for name, owner, attribute in _stages():
-        original = getattr(owner, attribute, None)
-        if original is None:
-            say(f"(there is no {attribute} to be timed)")
-            continue
-        before.append((owner, attribute, original))
-        setattr(owner, attribute, watch.timed(name, original))
-    rules = dict(verifier.RULES)
-    verifier.RULES["block"] = verifier.verify_block  # the wrapped one
-    try:
-        yield watch
-    finally:
-        verifier.RULES.update(rules)
-        for owner, attribute, original in before:
-            setattr(owner, attribute, original)
 
 
 def rounds_of(llm: SpeculativeLlama, params: SamplingParams, draft: int | str) -> list[tuple[int, float]]:
@@ -190,7 +106,7 @@ def measure_wide(llm: SpeculativeLlama, n_tokens: int) -> dict[str, Any]:
 
 
 def measure_rows(llm: SpeculativeLlama, n: int) -> dict[str, float]:
-    """Milliseconds to make one law of 151,936 logits, and what the obvious ways would take (the "before")."""
+    """Milliseconds to make one distribution of 151,936 logits, and what the obvious ways would take (the "before")."""
     rng = np.random.default_rng(1)
     row = rng.standard_normal(llm.n_vocab()).astype(np.float32) * 3
 
@@ -202,16 +118,16 @@ def measure_rows(llm: SpeculativeLlama, n: int) -> dict[str, float]:
         scores = np.exp(row.astype(np.float64) - row.max())
         return scores / scores.sum()
 
-    ways: dict[str, Callable[[], Any]] = {
-        "law, default sampling": lambda: default.distribution(row, []),
-        "law, greedy": lambda: greedy.distribution(row, []),
+    functions: dict[str, Callable[[], Any]] = {
+        "distribution, default sampling": lambda: default.distribution(row, []),
+        "distribution, greedy": lambda: greedy.distribution(row, []),
         "instead: argpartition of all": argpartition,
         "instead: float64 softmax of all": softmax,
         "instead: sort of all": lambda: np.argsort(-row),
     }
     default = sampling.Transform(SamplingParams(), n_vocab=len(row))
     greedy = sampling.Transform(SamplingParams(temperature=0.0), n_vocab=len(row))
-    return {name: _median_ms(rollback, n) for name, rollback in ways.items()}
+    return {name: _median_ms(function, n) for name, function in functions.items()}
 
 
 def _median_ms(function: Callable[[], Any], n: int) -> float:
@@ -326,10 +242,3 @@ def main() -> int:
     results.save(path, head, samples)
     say(f"saved: {path}")
     return 0
-
-
-if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit("\nstopped; nothing was saved")

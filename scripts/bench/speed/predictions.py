@@ -1,8 +1,7 @@
-#!/usr/bin/env python3
 """Predicted against measured speed-up on this machine, for three pairs of the same two files: F16, Q8_0, Q4_K_M.
 
-  scripts/bench_predictions                     all three; writes docs/results/predictions.json
-  scripts/bench_predictions --only q8           one of them; nothing is saved
+  scripts/bench/run predictions                     all three; writes docs/results/predictions.json
+  scripts/bench/run predictions --only q8           one of them; nothing is saved
 
 In every repeat the pair's costs are measured where it stands, then plain decoding and each fixed length, back to
 back. Predicted from those costs and from the tokens per pass that were really committed; the medians of both are
@@ -14,14 +13,12 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from cells import RESULTS, commit, say
-from pairs import REGIMES, Regime, files
-
+from bench.lib.cells import RESULTS, commit, say
+from bench.lib.pairs import REGIMES, Regime, files
 from specgguf import SamplingParams, SpeculativeLlama
 from specgguf.bench import results
 from specgguf.control.costs import measure
@@ -65,7 +62,7 @@ def one(args: argparse.Namespace, regime: Regime, lengths: list[int]) -> dict[st
         def speed(length: int | str) -> float:
             for _ in llm.generate(prompt, params, draft=length, draft_max=DRAFT_MAX):
                 pass
-            return llm.last.n_generated / llm.last.predicted_s
+            return llm.last_stats.n_generated / llm.last_stats.predicted_s
 
         speed("off")
         samples: list[dict[str, Any]] = []
@@ -78,7 +75,7 @@ def one(args: argparse.Namespace, regime: Regime, lengths: list[int]) -> dict[st
             for length in lengths:
                 gain = speed(length) / plain
                 round_s = length * priced.draft_s + priced.verify_s(length + 1)
-                predicted = llm.last.tokens_per_pass * priced.plain_s / round_s
+                predicted = llm.last_stats.tokens_per_pass * priced.plain_s / round_s
                 samples.append({"repeat": repeat, "length": length, "measured": gain, "predicted": predicted})
                 samples[-1] |= {"plain_tokens_per_s": plain, "verify_s": widths, "draft_s": priced.draft_s}
     rows = []
@@ -92,7 +89,3 @@ def one(args: argparse.Namespace, regime: Regime, lengths: list[int]) -> dict[st
         rows.append({"length": length, **row})
     head = results.describe(pair, settings={"temperature": 0.0, "tokens": N_TOKENS, **threads})
     return {"regime": regime.name, **head, "rows": rows, "samples": samples}
-
-
-if __name__ == "__main__":
-    sys.exit(main())

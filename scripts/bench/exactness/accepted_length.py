@@ -1,13 +1,12 @@
-#!/usr/bin/env python3
 """How many drafted tokens does each acceptance rule keep, on the same blocks?
 
 A pair generates; for every block that it drafts, the expected accepted length of token verification (Leviathan et
-al. 2023) and of block verification (Sun et al. 2025) is computed from the block's own laws: Σ P[i], a closed form, so
-that no luck of coins stands between the two. The text goes on with block verification, which is exact like the other.
+al. 2023) and of block verification (Sun et al. 2025) is computed from the block's own distributions: Σ P[i], a closed
+form, so that no luck of coins stands between the two. The text goes on with block verification, which is exact too.
 
-  scripts/accepted_length                        the demo preset's pair; minutes on a CPU
-  scripts/accepted_length -m T.gguf -d D.gguf    another pair
-  scripts/accepted_length --table                only print what the saved result says
+  scripts/bench/run accepted-length                        the demo preset's pair; minutes on a CPU
+  scripts/bench/run accepted-length -m T.gguf -d D.gguf    another pair
+  scripts/bench/run accepted-length --table                only print what the saved result says
 """
 
 from __future__ import annotations
@@ -15,16 +14,16 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cells import RESULTS, commit, say
 from specgguf.cli.terminal.tables import lines
 
+import fetch_models
+from bench.lib.cells import RESULTS, commit, say
 from specgguf import SamplingParams, SpeculativeLlama
 from specgguf.bench import results, runs
 from specgguf.control.controller import Fixed
@@ -33,7 +32,6 @@ from specgguf.decode.records import Draft, VerifyResult
 from specgguf.decode.sampling import Distribution, Rng, Transform
 from specgguf.decode.step import generate
 from specgguf.decode.verifier import RULES, verify_block
-from specgguf.errors import SpecggufError
 from specgguf.text.detokenize import TextCutter
 
 FILE = "accepted-length.json"
@@ -136,12 +134,8 @@ def measure(args: argparse.Namespace) -> list[Block]:
     """Every prompt at every temperature; saved at the end."""
     pair: list[Path] = [args.model, args.draft_model]
     if None in pair:
-        from specgguf import presets
-        from specgguf.models import hub
-
-        demo = presets.load("demo")
-        assert demo.draft is not None
-        pair = [args.model or hub.resolve(demo.target), args.draft_model or hub.resolve(demo.draft)]
+        demo = fetch_models.demo_pair()
+        pair = [args.model or demo[0], args.draft_model or demo[1]]
     keywords = {} if args.n_threads is None else {"n_threads": args.n_threads, "n_threads_batch": args.n_threads}
     found: list[Block] = []
     with SpeculativeLlama(str(pair[0]), str(pair[1]), n_ctx=2048, draft=args.k, **keywords) as llm:
@@ -175,12 +169,3 @@ def main() -> int:
     for line in table(load(args.out) if args.table else measure(args)):
         say(line)
     return 0
-
-
-if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except (SpecggufError, OSError) as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        sys.exit("\nstopped")

@@ -1,4 +1,7 @@
-"""Runs conversations in tmux, types into them, and saves what the screen shows: see scripts/captures.
+"""Captures of real conversations for docs/captures: typed into tmux, and the screen is saved.
+
+  scripts/bench/run captures                         the demo pair
+  scripts/bench/run captures -m FILE -d FILE         another one; flags of specgguf chat
 
 An SVG for what has colour, a text file for what has none. Nothing is edited afterwards.
 """
@@ -9,6 +12,7 @@ import io
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,7 +25,7 @@ from rich.console import Console
 from rich.terminal_theme import DEFAULT_TERMINAL_THEME, SVG_EXPORT_THEME, TerminalTheme
 from rich.text import Text
 
-FOLDER = Path(__file__).resolve().parent.parent / "docs" / "captures"
+FOLDER = Path(__file__).resolve().parents[3] / "docs" / "captures"
 PROGRAM = Path(sys.executable).with_name("specgguf")
 SESSION = "specgguf-captures"
 PATIENCE_S = 900
@@ -103,8 +107,10 @@ def save(scene: Scene, screen: str) -> None:
         print(path.relative_to(FOLDER.parent.parent))
 
 
-def main() -> None:
+def main() -> int:
     """All scenes, or those named by the variable SCENES."""
+    if shutil.which("tmux") is None:
+        sys.exit("error: tmux is missing\n  install it: the captures come from a real terminal")
     flags = sys.argv[1:] or ["-p", "demo", "--yes"]
     wanted = os.environ.get("SCENES", "").split()
     FOLDER.mkdir(parents=True, exist_ok=True)
@@ -112,7 +118,4 @@ def main() -> None:
         for scene in SCENES:
             if not wanted or scene.name in wanted:
                 save(scene, play(scene, flags, home))
-
-
-if __name__ == "__main__":
-    main()
+    return 0

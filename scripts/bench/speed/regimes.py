@@ -1,25 +1,22 @@
-#!/usr/bin/env python3
 """Is specgguf at the best fixed draft length where drafting pays, and at plain speed where it does not?
 
 Three pairs from the same two files: F16 (memory-bound), Q8_0 (a step in the cost), Q4_K_M (compute-bound). In
 each, plain decoding (the faster of llama_cpp.Llama and our own engine), fixed lengths and auto, interleaved.
 
-  scripts/bench_regimes                          everything; stop and go on as you like
-  scripts/bench_regimes --only f16/code/t0       one cell
-  scripts/bench_regimes --quick                  does the script work? a minute or two
-  scripts/bench_regimes --table                  what the saved results say
+  scripts/bench/run regimes                          everything; stop and go on as you like
+  scripts/bench/run regimes --only f16/code/t0       one cell
+  scripts/bench/run regimes --quick                  does the script work? a minute or two
+  scripts/bench/run regimes --table                  what the saved results say
 """
 
 from __future__ import annotations
 
-import sys
 from contextlib import closing
 from typing import Any
 
-from cells import arguments, load_all, plan_of, run, say
-from pairs import REGIMES, PlainLlama, files, our_ways
-from tables import regime_table
-
+from bench.lib.cells import arguments, load_all, plan_of, run, say
+from bench.lib.pairs import REGIMES, PlainLlama, files, our_runners
+from bench.lib.tables import regime_table
 from specgguf import SpeculativeLlama
 
 
@@ -46,7 +43,7 @@ def main() -> int:
             run(
                 plan,
                 cells,
-                {"llama_cpp.Llama off": plain.rollback(llm), **our_ways(llm, fixed)},
+                {"llama_cpp.Llama off": plain.runner(llm), **our_runners(llm, fixed)},
                 pair,
                 draft_max=regime.draft_max,
             )
@@ -54,10 +51,3 @@ def main() -> int:
     for line in regime_table(load_all(plan.folder)):
         say(line)
     return 0
-
-
-if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit("\nstopped; the same command goes on from here")

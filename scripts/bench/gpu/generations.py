@@ -1,4 +1,4 @@
-"""What `gpu_check` runs through the public face: generations on a random pair, and what each argument does.
+"""What `scripts/bench/run gpu` runs through the public face: generations on a random pair, and what each argument does.
 
 Two models of random weights agree on nothing. With a large bias on a few ids and a high temperature they agree as
 often as wanted, at their own speeds: so the controller's choices are seen on real costs. Gives back plain data.
@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from gpu_measures import DRAFT_MAX, Json, PairPlan, buffers, free_bytes, ids, logged, telling
-
+from bench.gpu.measures import DRAFT_MAX, Json, PairPlan, buffers, free_bytes, ids, telling
 from specgguf import SamplingParams, SpeculativeLlama
 from specgguf.models import hparams
 from specgguf.native import backend
@@ -37,7 +36,7 @@ def generation(llm: SpeculativeLlama, params: SamplingParams, draft: int | str) 
         if not tokens:
             first, native_first, n_first = time.perf_counter(), llm.decode_s, len(round.tokens)
         tokens += round.tokens
-    ended, native_ended, stats = time.perf_counter(), llm.decode_s, llm.last
+    ended, native_ended, stats = time.perf_counter(), llm.decode_s, llm.last_stats
     seconds = max(ended - first, 1e-9)
     return {
         "draft": draft,
@@ -151,7 +150,7 @@ def _one_case(path: Path, keywords: Json) -> tuple[Json, str]:
     """What came of it, and the whole log."""
     before = free_bytes()
     result: Json = {}
-    with logged() as lines:
+    with backend.captured_log() as lines:
         try:
             with SpeculativeLlama(str(path), str(path), draft=4, **keywords) as llm:
                 result["taken_bytes"] = before - free_bytes()

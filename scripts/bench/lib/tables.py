@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cells import Cell
 from specgguf.cli.terminal.tables import lines
 
+from bench.lib.cells import Cell
 from specgguf.bench.recommend import gains, speed
 from specgguf.bench.runs import KINDS, Sample
 
@@ -60,7 +60,7 @@ def _in_order(cells: Iterable[Cell]) -> list[Cell]:
 
 
 def pick(samples: Sequence[Sample], engine: str, draft: int | str) -> list[Sample]:
-    """The samples of one way."""
+    """The samples of one runner."""
     return [s for s in samples if (s.engine, s.draft) == (engine, draft)]
 
 
@@ -77,7 +77,7 @@ def regime_rows(cells: Cells) -> list[RegimeRow]:
     rows = []
     for cell in _in_order(cells):
         samples = cells[cell][1]
-        llama, ours, auto = (pick(samples, *rollback) for rollback in _BASIC)
+        llama, ours, auto = (pick(samples, *runner) for runner in _BASIC)
         if not (llama and ours and auto):
             continue
         plain = max(llama, ours, key=speed)
@@ -156,8 +156,8 @@ class PeerRow:
     """A kind at a temperature, against llama-server's best setting.
 
     Attributes:
-        speeds: tokens per second by way.
-        best: the fastest way of llama-server.
+        speeds: tokens per second by runner.
+        best: the fastest setting of llama-server.
         gain: specgguf auto over it, generating; whole: the same with reading the prompt.
     """
 
@@ -173,8 +173,8 @@ def peer_rows(cells: Cells) -> list[PeerRow]:
     rows = []
     for cell in _in_order(cells):
         samples = cells[cell][1]
-        ways = list(dict.fromkeys((s.engine, s.draft) for s in samples))
-        of = {f"{engine} {draft}": pick(samples, engine, draft) for engine, draft in ways}
+        runners = list(dict.fromkeys((s.engine, s.draft) for s in samples))
+        of = {f"{engine} {draft}": pick(samples, engine, draft) for engine, draft in runners}
         servers = {name: own for name, own in of.items() if name.startswith("llama-server")}
         auto = of.get("specgguf auto")
         if not servers or not auto:

@@ -1,25 +1,24 @@
-#!/usr/bin/env python3
-"""What a draft would do at every position of real answers: scripts/record_rounds [--out FILE]
+"""What a draft would do at every position of real answers, for the simulator in the tests.
+
+  scripts/bench/run record-rounds [--out FILE]
 
 The built-in prompts, the first of each kind, answered by the demo pair (target F16, draft Q4_0) without drafting,
 greedily and at temperature 0.8; at each position the draft writes seven tokens, which the target checks. Kept are the
-draft's confidences, the survival probabilities of the block rule, the overlap of the two laws, and the target's own
-confidence. The tests drive the controller through them: a controller that is right on paper can still be wrong about
-real text.
+draft's confidences, the survival probabilities of the block rule, the overlap of the two distributions, and the
+target's own confidence. The tests drive the controller through them: a controller that is right on paper can still be
+wrong about real text.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cells import ROOT, say
-from pairs import REGIMES, files
-
+from bench.lib.cells import ROOT, say
+from bench.lib.pairs import REGIMES, files
 from specgguf import SamplingParams, SpeculativeLlama
 from specgguf.bench.runs import KINDS, load_prompts, prompt_ids
 from specgguf.decode.drafters import ModelDrafter
@@ -37,7 +36,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", type=Path, metavar="FILE", help="a Q4_K_M target [the demo preset's]")
     parser.add_argument("--draft", type=Path, metavar="FILE", help="a draft of its vocabulary [the demo preset's]")
-    parser.add_argument("--out", type=Path, default=ROOT / "tests" / "recorded.json", metavar="FILE")
+    parser.add_argument("--out", type=Path, default=ROOT / "tests" / "support" / "recorded.json", metavar="FILE")
     args = parser.parse_args()
     pair = files(args, next(r for r in REGIMES if r.name == "f16"))
     threads: dict[str, Any] = {"n_threads": physical_cores(), "n_threads_batch": physical_cores()}
@@ -86,7 +85,3 @@ def record(target: Model, draft: Model, prompt: list[int], temperature: float) -
         )
         text.append(draw(wanted[0], rng))
     return text, positions
-
-
-if __name__ == "__main__":
-    sys.exit(main())

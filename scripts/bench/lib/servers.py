@@ -20,8 +20,7 @@ import venv
 from pathlib import Path
 from typing import Any
 
-from cells import Plan, Rollback, cache_folder, say
-
+from bench.lib.cells import Plan, Runner, cache_folder, say
 from specgguf import SamplingParams, SpeculativeLlama
 from specgguf.bench import runs
 from specgguf.bench.runs import Sample, Trial
@@ -128,7 +127,7 @@ class Server:
         finally:
             self._signal(signal.SIGSTOP)
 
-    def rollback(self, llm: SpeculativeLlama) -> Rollback:
+    def runner(self, llm: SpeculativeLlama) -> Runner:
         """With the prompt's ids from `llm`, the same sampling, and the times that the server itself measured."""
 
         def run(trial: Trial, params: SamplingParams) -> Sample:

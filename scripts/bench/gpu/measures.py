@@ -1,4 +1,4 @@
-"""What `gpu_check` measures of a pair that is loaded step by step: memory against the prediction, and times of passes.
+"""What `scripts/bench/run gpu` measures of a pair: memory at each step of loading, and times of forward passes.
 
 Gives back plain data with every sample; nothing is printed or judged here. Clocks stop only after the logits were
 read, which waits for the device.
@@ -6,12 +6,10 @@ read, which waits for the device.
 
 from __future__ import annotations
 
-import collections
 import re
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +34,6 @@ Json = dict[str, Any]
 DRAFT_MAX = 7
 FIRST_ID = 100  # ids of prompts and of timed passes begin here
 WARM = 3  # passes before the timed ones of a width: graphs are captured, kernels loaded
-LOG_LINES = 20000
 _BUFFER = re.compile(r"(\S+)\s+(model|KV|compute|output|RS)\s+buffer size\s*=\s*([\d.]+) MiB")
 _TELLING = re.compile(
     r"offloaded|buffer size|flash_attn|Flash Attention|K \(|using device|n_ubatch|graph splits|quantized V|ERROR|rror:"
@@ -87,14 +84,6 @@ def free_bytes() -> int:
     return sum(d.free_bytes for d in this_machine().gpus)
 
 
-@contextmanager
-def logged() -> Iterator[list[str]]:
-    """All native log lines of the block; `backend` itself keeps only the last few hundred."""
-    backend._log = collections.deque(maxlen=LOG_LINES)
-    with backend.captured_log() as lines:
-        yield lines
-
-
 def buffers(lines: Sequence[str]) -> dict[str, int]:
     """Bytes that llama.cpp logged, by "device what", summed over contexts."""
     found: dict[str, int] = {}
@@ -128,10 +117,10 @@ def pair_alone(plan: PairPlan, paths: Sequence[Path]) -> Json:
     models: list[Model] = []
     try:
         for role, path, kv in zip(("target", "draft"), paths, (plan.type_kv, plan.draft_type_kv), strict=True):
-            with logged() as lines:
+            with backend.captured_log() as lines:
                 opened.append(weights := Weights(path, keys))
             steps.append((f"{role} weights", free_bytes(), buffers(lines)))
-            with logged() as lines:
+            with backend.captured_log() as lines:
                 model = Model(weights, n_ctx=plan.n_ctx, n_outputs_max=DRAFT_MAX_LIMIT + 1, flash_attn=True,
                               type_k=KV_TYPES[kv], type_v=KV_TYPES[kv])  # fmt: skip
             opened.append(model)

@@ -1,8 +1,7 @@
-#!/usr/bin/env python3
-"""Write the tables of docs/performance.md, its two charts and README's figures from docs/results/. Measures nothing.
+"""Write docs/performance.md's tables and charts and README's figures from docs/results/.
 
-scripts/bench_page              rewrite what stands between the markers
-scripts/bench_page --check      fail when a page is not what the results say
+scripts/bench/run page              rewrite what stands between the markers
+scripts/bench/run page --check      fail when a page is not what the results say
 """
 
 from __future__ import annotations
@@ -16,9 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cells import RESULTS, ROOT, load_all, say
-from charts import Bar, Panel, chart
-from tables import (
+from bench.lib.cells import RESULTS, ROOT, load_all, say
+from bench.lib.tables import (
     HEADER,
     PEER_HEADER,
     PEER_WANTED,
@@ -30,7 +28,7 @@ from tables import (
     regime_cells,
     regime_rows,
 )
-
+from bench.pages.charts import Bar, Panel, chart
 from specgguf.config import DRAFT_MAX_DEFAULT
 from specgguf.fit import predict
 
@@ -227,7 +225,7 @@ def peer_chart(cells: Cells) -> str:
 def fill(page: str, parts: dict[str, str]) -> str:
     """`page` with new text between its markers."""
     for name, text in parts.items():
-        pattern = re.compile(rf"(<!-- {name}: made by scripts/bench_page -->\n).*?(<!-- end -->)", re.DOTALL)
+        pattern = re.compile(rf"(<!-- {name}: made by scripts/bench/run page -->\n).*?(<!-- end -->)", re.DOTALL)
         if not pattern.search(page):
             sys.exit(f"the page has no marker for {name}")
         start, end = pattern.split(page)[0], pattern.split(page)[-1]
@@ -268,7 +266,3 @@ def main() -> int:
                 path.write_text(text, encoding="utf-8")
     say("changed: " + ", ".join(changed) if changed else "nothing to change")
     return 1 if args.check and changed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,8 +1,7 @@
-#!/usr/bin/env python3
 """Plain decoding side by side: `llama_cpp.Llama` and `SpeculativeLlama` without a draft, on one file.
 
 Interleaved, the order changing with each pair; every sample and the median ratio are saved.
-python scripts/bench_plain MODEL.gguf [--save FILE] [--pairs N] [--tokens N]
+scripts/bench/run plain MODEL.gguf [--save FILE] [--pairs N] [--tokens N]
 """
 
 from __future__ import annotations
@@ -65,7 +64,3 @@ def speed(llm: Any, i: int, tokens: int) -> float:
     started = time.perf_counter()
     reply = llm.create_completion(PROMPTS[i % len(PROMPTS)], max_tokens=tokens, temperature=0.8, seed=i)
     return float(reply["usage"]["completion_tokens"] / (time.perf_counter() - started))
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

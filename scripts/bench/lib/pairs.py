@@ -1,7 +1,7 @@
 """The three pairs that stand for three kinds of hardware, made from the demo preset's own files.
 
 `llama_model_quantize` turns the Q4_K_M files into F16, Q8_0 and Q4_0 copies in seconds; they are kept in the
-user's cache. And the ways to run a prompt that the scripts compare: our engine, and plain `llama_cpp.Llama`.
+user's cache. And the runners of a prompt that the scripts compare: our engine, and plain `llama_cpp.Llama`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cells import Plan, Rollback, cache_folder, say
-
+import fetch_models
+from bench.lib.cells import Plan, Runner, cache_folder, say
 from specgguf import SamplingParams, SpeculativeLlama
 from specgguf.bench import runs
 from specgguf.bench.runs import Sample, Trial
@@ -47,12 +47,8 @@ def files(args: Namespace, regime: Regime) -> dict[str, Path]:
     """The regime's pair; copies that are not there yet are made."""
     target, draft = args.target, args.draft
     if target is None or draft is None:
-        from specgguf import presets
-        from specgguf.models import hub
-
-        demo = presets.load("demo")
-        assert demo.draft is not None
-        target, draft = target or hub.resolve(demo.target), draft or hub.resolve(demo.draft)
+        demo = fetch_models.demo_pair()
+        target, draft = target or demo[0], draft or demo[1]
     return {"model": copy(target, regime.target) if regime.target else target, "draft_model": copy(draft, "Q4_0")}
 
 
@@ -81,17 +77,17 @@ def copy(source: Path, file_type: str) -> Path:
     return path
 
 
-def our_ways(llm: SpeculativeLlama, fixed: tuple[int, ...]) -> dict[str, Rollback]:
+def our_runners(llm: SpeculativeLlama, fixed: tuple[int, ...]) -> dict[str, Runner]:
     """Our engine: plain, auto, fixed lengths; auto beside plain, since a machine's speed drifts within seconds."""
 
-    def rollback(draft: int | str) -> Rollback:
+    def runner(draft: int | str) -> Runner:
         def run(trial: Trial, params: SamplingParams) -> Sample:
             return runs.measure(llm, replace(trial, draft=draft), params, draft_max=llm.draft_max)
 
         return run
 
     drafts: tuple[int | str, ...] = ("off", "auto", *reversed(fixed))
-    return {f"specgguf {draft}": rollback(draft) for draft in drafts}
+    return {f"specgguf {draft}": runner(draft) for draft in drafts}
 
 
 class PlainLlama:
@@ -106,7 +102,7 @@ class PlainLlama:
         vocab = llama_cpp.llama_model_get_vocab(self.llama.model)
         self._is_end: Callable[[int], bool] = lambda token: llama_cpp.llama_vocab_is_eog(vocab, token)
 
-    def rollback(self, llm: SpeculativeLlama) -> Rollback:
+    def runner(self, llm: SpeculativeLlama) -> Runner:
         """With the prompt's ids from `llm`: the same as everybody gets."""
 
         def run(trial: Trial, params: SamplingParams) -> Sample:

@@ -1,8 +1,7 @@
-#!/usr/bin/env python3
-"""What each way of rewinding costs: a verification pass of 5 tokens with and without dropping 4 of them again.
+"""What each kind of rollback costs: a verification pass of 5 tokens with and without dropping 4 of them again.
 
 Random-weight models of one size with different memories, written for the purpose (`gguf` is needed): attention
-(plain), hybrid (native rollback, and checkpoints), recurrent (checkpoints). Saved as JSON: python scripts/bench_rewind
+(plain), hybrid (native rollback, and checkpoints), recurrent (checkpoints). Saved as JSON: scripts/bench/run rollback
 [--save FILE]. Ratios matter, milliseconds are this machine's.
 """
 
@@ -20,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tests"))
 
 from support import tiny
 
@@ -46,7 +45,7 @@ def main() -> int:
         ):
             path = write(Path(folder) / f"{name}.gguf", tiny.letters(64), shape=SHAPE)
             rows.append({"memory": name} | measure(path, n_rs_seq))
-            print("{memory:10} {way:11} kept {kept_ms:6.2f} ms   dropped {dropped_ms:6.2f} ms".format(**rows[-1]))
+            print("{memory:10} {rollback:11} kept {kept_ms:6.2f} ms   dropped {dropped_ms:6.2f} ms".format(**rows[-1]))
     if save is not None:
         about = {"date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")}
         about |= {"machine": platform.platform(), "n_cores": str(os.cpu_count())}
@@ -77,11 +76,7 @@ def measure(path: Path, n_rs_seq: int) -> dict[str, Any]:
     model.close()
     weights.close()
     return {
-        "way": rollback,
+        "rollback": rollback,
         "kept_ms": statistics.median(samples[False]),
         "dropped_ms": statistics.median(samples[True]),
     }
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

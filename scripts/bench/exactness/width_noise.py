@@ -1,20 +1,18 @@
-#!/usr/bin/env python3
 """How far do a model's logits move with the width of the batch that computes them?
 
 llama.cpp has other kernels for one token than for several, and some formats fall into more classes. The same text,
 once generated greedily one token at a time, is fed again in wider steps; what changed is printed. A near-tie closer
 than the gap's change may fall the other way when drafting: nothing else may.
 
-  scripts/width_noise                            the demo preset's target
-  scripts/width_noise -m my.gguf --widths 2 6    another model
-  scripts/width_noise --json                     for machines
+  scripts/bench/run width-noise                            the demo preset's target
+  scripts/bench/run width-noise -m my.gguf --widths 2 6    another model
+  scripts/bench/run width-noise --json                     for machines
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,10 +21,10 @@ from typing import Any
 import numpy as np
 from specgguf.cli.terminal.tables import lines
 
+import fetch_models
 from specgguf import SamplingParams, SpeculativeLlama
 from specgguf.bench import runs
 from specgguf.decode.sampling import Transform
-from specgguf.errors import SpecggufError
 from specgguf.native.context import Model
 
 KINDS = ("code", "story")
@@ -149,12 +147,7 @@ def main() -> int:
     args = parser.parse_args()
     if min(*args.widths, args.tokens) < 1 or max(args.widths) > 16:
         parser.error("widths are 1 to 16, tokens at least 1")
-    path = args.model
-    if path is None:
-        from specgguf import presets
-        from specgguf.models import hub
-
-        path = hub.resolve(presets.load("demo").target)
+    path = args.model or fetch_models.demo_pair()[0]
     keywords: dict[str, Any] = {} if args.n_threads is None else {"n_threads": args.n_threads}
     if args.n_threads is not None:
         keywords["n_threads_batch"] = args.n_threads
@@ -162,12 +155,3 @@ def main() -> int:
         found = measure(llm, args.widths, args.tokens)
     print(json.dumps([asdict(noise) for noise in found], indent=1) if args.json else report(found))
     return 0
-
-
-if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except SpecggufError as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        sys.exit("\nstopped")

@@ -1,5 +1,4 @@
-#!/usr/bin/env python3
-"""Does specgguf do on this machine's GPU what it says? Memory, times, drafting and arguments, on random weights.
+"""Does this machine's GPU do what specgguf says? Memory, times, drafting, arguments; on random weights.
 
 No model is needed: GGUF files of several presets' shapes are written with random weights (15 GB at most at a time) and
 removed. Measured: device memory against `specgguf fit`'s arithmetic; passes over 1 to 17 tokens, draft steps;
@@ -7,9 +6,9 @@ Python's share; what calibration and controller make of it; a model that drafts 
 without a draft; and what llama.cpp's log says to each argument. Runs wherever llama-cpp-python does; without a GPU
 there is no device memory to compare. Needs the package gguf (pip install gguf).
 
-  scripts/gpu_check                      everything; the result goes to docs/results/gpu.json
-  scripts/gpu_check --only 1.5b          one of the pairs, or the arguments; --append adds it to an earlier result
-  scripts/gpu_check --quick              does the script work? Models of a few megabytes
+  scripts/bench/run gpu                      everything; the result goes to docs/results/gpu.json
+  scripts/bench/run gpu --only 1.5b          one of the pairs, or the arguments; --append adds it to an earlier result
+  scripts/bench/run gpu --quick              does the script work? Models of a few megabytes
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ import os
 import re
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 import traceback
@@ -30,14 +28,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import gpu_measures
-import gpu_runs
-import random_gguf
-from cells import RESULTS, commit, say
-from gpu_measures import Json, PairPlan
 from specgguf.cli.terminal.tables import lines
 from specgguf.presets import ModelFile, Shape
 
+from bench.gpu import generations, measures, random_gguf
+from bench.gpu.measures import Json, PairPlan
+from bench.lib.cells import RESULTS, commit, say
 from specgguf import presets
 from specgguf.bench import results
 
@@ -58,7 +54,7 @@ def plans(quick: bool) -> list[PairPlan]:
     found = []
     for name, (preset_name, kinds, self_draft) in PAIRS.items():
         preset = presets.load(preset_name)
-        target, draft = preset.target, preset.draft
+        target, draft = preset.model, preset.draft_model
         assert isinstance(target, ModelFile)
         assert isinstance(draft, ModelFile)
         assert target.shape is not None
@@ -168,14 +164,14 @@ def run_pair(plan: PairPlan, folder: Path, result: Result, repeats: int) -> None
     try:
         if not result.stage(f"{plan.name} files", write):
             return
-        alone = result.stage(f"{plan.name} alone", lambda: gpu_measures.pair_alone(plan, paths))
+        alone = result.stage(f"{plan.name} alone", lambda: measures.pair_alone(plan, paths))
         if alone:
             show_alone(plan, alone)
-        runs = result.stage(f"{plan.name} runs", lambda: gpu_runs.pair_runs(plan, paths, repeats))
+        runs = result.stage(f"{plan.name} runs", lambda: generations.pair_runs(plan, paths, repeats))
         if runs:
             show_runs(runs)
         if plan.self_draft:
-            own = result.stage(f"{plan.name} self-draft", lambda: gpu_runs.self_draft(plan, paths[0]))
+            own = result.stage(f"{plan.name} self-draft", lambda: generations.self_draft(plan, paths[0]))
             if own:
                 show_self(own)
     finally:
@@ -188,7 +184,7 @@ def run_arguments(plan: PairPlan, folder: Path, result: Result) -> None:
 
     def run() -> Json:
         paths, found = write_pair(plan, folder, ["draft"])
-        return {**found, "cases": gpu_runs.arguments(paths[0], min(plan.n_ctx, 2048), say)}
+        return {**found, "cases": generations.arguments(paths[0], min(plan.n_ctx, 2048), say)}
 
     result.stage(ARGUMENTS, run)
 
@@ -267,7 +263,7 @@ def main() -> int:
         os.environ["XDG_CACHE_HOME"] = name  # calibrations of models that will be gone
         path = args.save or (Path(tempfile.gettempdir()) / "gpu-quick.json" if args.quick else RESULTS / "gpu.json")
         head = results.describe({}, commit=args.commit or commit(), quick=args.quick, nvidia_smi=smi)
-        head["free_bytes_at_start"] = gpu_measures.free_bytes()
+        head["free_bytes_at_start"] = measures.free_bytes()
         result = Result(path, head, args.seconds, append=args.append)
         say(f"{len(head['machine']['devices']) - 1} GPUs: {head['machine']['devices']}")
         chosen = args.only or [*PAIRS, ARGUMENTS]
@@ -279,10 +275,3 @@ def main() -> int:
     failed = [name for name, found in result.data["stages"].items() if "error" in found]
     say(f"saved: {path}" + (f"; failed: {', '.join(failed)}" if failed else ""))
     return 1 if failed else 0
-
-
-if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit("\nstopped; finished stages were saved")

@@ -1,6 +1,6 @@
 """What the benchmark scripts share: cells that are measured one at a time and can be resumed.
 
-A cell is one kind of prompt at one temperature; in it every way of running a prompt (a draft length, another
+A cell is one kind of prompt at one temperature; in it every runner of a prompt (a draft length, another
 program) is measured back to back within each repeat. A cell's file is written after every repeat, so stopping
 loses one repeat at most and the same command goes on.
 """
@@ -24,12 +24,12 @@ from specgguf.bench import results
 from specgguf.bench.runs import TOKENS_DEFAULT, WARM_UP_TOKENS, Prompt, Sample, Trial, load_prompts, schedule
 from specgguf.loading import physical_cores
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 RESULTS = ROOT / "docs" / "results"
 REPEATS = {0.0: 4, 0.8: 6}  # by temperature; above 0 each repeat has another seed
 QUICK_TOKENS, QUICK_REPEATS = 12, 2
 
-Rollback = Callable[[Trial, SamplingParams], Sample]
+Runner = Callable[[Trial, SamplingParams], Sample]
 
 
 def say(*words: object) -> None:
@@ -154,7 +154,7 @@ def commit() -> str:
         return ""
 
 
-def held(plan: Plan, cell: Cell, head: Mapping[str, Any], ways: Iterable[str]) -> tuple[list[Sample], list[int]]:
+def held(plan: Plan, cell: Cell, head: Mapping[str, Any], runners: Iterable[str]) -> tuple[list[Sample], list[int]]:
     """The samples that a cell's file already has, and the repeats that are missing.
 
     A file of other models or settings is refused; repeats of another version of the library are never added to.
@@ -171,42 +171,42 @@ def held(plan: Plan, cell: Cell, head: Mapping[str, Any], ways: Iterable[str]) -
     names = {f"{s.engine} {s.draft}" for s in samples}
     whole = [r for r in wanted if {f"{s.engine} {s.draft}" for s in samples if s.repeat == r} == names]
     missing = [r for r in wanted if r not in whole]
-    if names != set(ways) or (missing and before.get("commit") != head["commit"]):
+    if names != set(runners) or (missing and before.get("commit") != head["commit"]):
         if not missing:
-            return samples, []  # whole, if with other ways: left alone
+            return samples, []  # whole, if with others: left alone
         say(f"{cell.name}: begun at {before.get('commit')} or with other settings: starting over")
         return [], wanted
     return [s for s in samples if s.repeat in whole], missing
 
 
-def warm(ways: Mapping[str, Rollback], plan: Plan, cell: Cell) -> dict[str, float]:
-    """Run every way briefly, which reads the weights and builds the graphs; seconds that a sample will take."""
+def warm(runners: Mapping[str, Runner], plan: Plan, cell: Cell) -> dict[str, float]:
+    """Let every runner begin, which reads the weights and builds the graphs; seconds that a sample will take."""
     prompt = next(p for p in plan.prompts if p.kind == cell.kind)
     params = replace(plan.params(cell), max_tokens=min(WARM_UP_TOKENS, plan.tokens))
     seconds = {}
-    for name, rollback in ways.items():
-        sample = rollback(Trial(cell.kind, 0, prompt.prompt, 0, "off", 1), params)
+    for name, runner in runners.items():
+        sample = runner(Trial(cell.kind, 0, prompt.prompt, 0, "off", 1), params)
         seconds[name] = sample.prompt_s + plan.tokens * sample.predicted_s / max(sample.n_timed, 1)
     return seconds
 
 
 def measure(
-    plan: Plan, cell: Cell, ways: Mapping[str, Rollback], head: Mapping[str, Any], tell: Callable[[], str]
+    plan: Plan, cell: Cell, runners: Mapping[str, Runner], head: Mapping[str, Any], tell: Callable[[], str]
 ) -> Iterator[Sample]:
     """Measure what a cell lacks; its file is written after every repeat. `tell` ends each line."""
-    samples, missing = held(plan, cell, head, ways)
+    samples, missing = held(plan, cell, head, runners)
     prompts = [p for p in plan.prompts if p.kind == cell.kind]
-    trials = schedule(prompts, list(ways), plan.repeats(cell.temperature))
+    trials = schedule(prompts, list(runners), plan.repeats(cell.temperature))
     params = plan.params(cell)
     for repeat in missing:
         fresh: dict[str, Sample] = {}
         for trial in trials:
             if trial.repeat == repeat:
-                fresh[str(trial.draft)] = ways[str(trial.draft)](trial, params)
+                fresh[str(trial.draft)] = runners[str(trial.draft)](trial, params)
                 yield fresh[str(trial.draft)]
-        samples += [fresh[name] for name in ways]
+        samples += [fresh[name] for name in runners]
         results.save(plan.path(cell), {**head, **_cell_head(cell)}, samples)
-        speeds = ", ".join(f"{name} {fresh[name].tokens_per_second:.1f}" for name in ways)
+        speeds = ", ".join(f"{name} {fresh[name].tokens_per_second:.1f}" for name in runners)
         say(f"{cell.name} {repeat + 1}/{plan.repeats(cell.temperature)}: {speeds}{tell()}")
 
 
@@ -215,13 +215,13 @@ def _cell_head(cell: Cell) -> dict[str, Any]:
 
 
 def run(
-    plan: Plan, cells: Sequence[Cell], ways: Mapping[str, Rollback], files: Mapping[str, Path], **more: Any
+    plan: Plan, cells: Sequence[Cell], runners: Mapping[str, Runner], files: Mapping[str, Path], **more: Any
 ) -> None:
     """Measure a regime's cells: a line with an estimate, then a line per repeat. `more` is kept in the results."""
     if not cells:
         return
     head = results.describe(files, commit=commit(), settings=plan.settings, **more)
-    todo = {cell: len(held(plan, cell, head, ways)[1]) for cell in cells}
+    todo = {cell: len(held(plan, cell, head, runners)[1]) for cell in cells}
     old = [c.name for c in cells if not todo[c] and results.load(plan.path(c))[0].get("commit") != head["commit"]]
     if old:
         say(f"kept from another commit (--again measures them again): {', '.join(old)}")
@@ -229,8 +229,8 @@ def run(
     if not cells:
         say("nothing to measure: all of it is there (--again measures it again)")
         return
-    seconds = warm(ways, plan, cells[0])
-    left = sum(todo.values()) * len(ways)
+    seconds = warm(runners, plan, cells[0])
+    left = sum(todo.values()) * len(runners)
     each = sum(seconds.values()) / len(seconds)
     say(f"{len(cells)} cells, {left} samples, about {human_seconds(each * left)}; stopping loses one repeat at most")
     started, done = time.monotonic(), 0
@@ -240,7 +240,7 @@ def run(
         return f" tok/s; about {human_seconds(rest)} left" if rest >= 1 else " tok/s"
 
     for cell in cells:
-        for _ in measure(plan, cell, ways, head, tell):
+        for _ in measure(plan, cell, runners, head, tell):
             done += 1
 
 
