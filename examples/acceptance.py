@@ -24,7 +24,7 @@ with SpeculativeLlama(target, draft, draft=N_DRAFT) as llm:
         for temperature in (0.0, 1.0):
             for _ in llm.generate(prompt, SamplingParams(temperature=temperature, max_tokens=128, seed=1)):
                 pass
-            stats = llm.last
+            stats = llm.last_stats
             accepted = zip(stats.accepted_by_position, stats.reached_by_position, strict=True)
             by_place = " ".join(f"{a / reached:4.0%}" if reached else "   -" for a, reached in accepted)
             print(f"{name}  T={temperature:g}  {by_place}  {stats.tokens_per_pass:.2f} tokens per pass")

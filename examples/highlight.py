@@ -16,5 +16,5 @@ with llm:
     for chunk in llm.create_chat_completion([QUESTION], stream=True, max_tokens=200, temperature=0.0):
         text = chunk["choices"][0]["delta"].get("content") or ""
         print(f"{GREEN}{text}{PLAIN}" if chunk["from_draft"] else text, end="", flush=True)
-    stats = llm.last
+    stats = llm.last_stats
     print(f"\n\n{stats.n_from_draft} of {stats.n_generated} tokens by the draft, {stats.tokens_per_pass:.2f} per pass")

@@ -23,7 +23,7 @@ from .decode.stats import Stats
 from .decode.step import check_prompt
 from .errors import ConfigError, Unsupported
 from .loading import open_pair
-from .native import backend, vocab
+from .native import vocab
 from .text import completion
 from .text import tokenize as prompts
 from .text.arguments import completion_params, draft_config, token_ids, tool_request
@@ -151,9 +151,9 @@ class SpeculativeLlama:
         return self._engine.stats
 
     @property
-    def last(self) -> Stats:
+    def last_stats(self) -> Stats:
         """Sums over the latest generation."""
-        return self._engine.last
+        return self._engine.last_stats
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -207,7 +207,7 @@ class SpeculativeLlama:
         return self._pair.weights.vocab
 
     def _piece(self, token: int) -> bytes:
-        return backend.piece(self._vocab, token)
+        return vocab.piece(self._vocab, token)
 
     def render(
         self,
@@ -282,10 +282,10 @@ class SpeculativeLlama:
         rounds, cutter = self._rounds(prompt, params, config, timeout)
 
         def items() -> Items:
-            reason, stats = None, self.last
+            reason, stats = None, self.last_stats
             try:
                 for round in rounds:
-                    stats = self.last  # another thread's generation begins its own
+                    stats = self.last_stats  # another thread's generation begins its own
                     yield from cutter.take(round.n_from_draft, round.logprobs)
                     reason = round.finish_reason
             finally:
@@ -462,9 +462,9 @@ class SpeculativeLlama:
         or soon while it reads the prompt. Both caches stay valid."""
         self._engine.cancel()
 
-    def finish(self) -> None:
+    def stop(self) -> None:
         """End the running generation after its round, from any thread: its text so far, finish_reason "length"."""
-        self._engine.finish()
+        self._engine.stop()
 
     def reset(self) -> None:
         """Forget what the caches hold."""

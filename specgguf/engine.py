@@ -46,7 +46,7 @@ class Engine:
         trace: called with a record per decision of the adaptive controller.
 
     Attributes:
-        stats: sums over all generations. `last`: of the latest one.
+        stats: sums over all generations. `last_stats`: of the latest one.
         off_reason: one line that says why drafting is off for good; "" when it is not.
     """
 
@@ -57,7 +57,7 @@ class Engine:
         self.draft_model = draft if isinstance(draft, Model) else None
         self.config = config
         self.stats = Stats()
-        self.last = Stats()
+        self.last_stats = Stats()
         self.off_reason = ""
         self.drafter: Drafter | None = None
         if target.rollback.name == "none":
@@ -183,9 +183,9 @@ class Engine:
                 raise Cancelled("stopped")
             controller = self._controller(config)
             rounds = self._owner = start(controller)
-            self.last = Stats()
+            self.last_stats = Stats()
             n_cached = self.target.reuse(prompt[:-1])  # a checkpoint may keep fewer than are shared
-            for stats in (self.stats, self.last):
+            for stats in (self.stats, self.last_stats):
                 stats.begin(len(prompt), n_cached)
         try:
             while True:
@@ -207,7 +207,7 @@ class Engine:
                         self._owner = None
 
     def _count(self, round: Round, off_reason: str) -> None:
-        for stats in (self.stats, self.last):
+        for stats in (self.stats, self.last_stats):
             stats.add(round)
             stats.off_reason = off_reason
 
@@ -218,7 +218,7 @@ class Engine:
         for model in self._models():
             model.cancel()
 
-    def finish(self) -> None:
+    def stop(self) -> None:
         """End the running generation after its round (its first one, while it reads the prompt). One that was asked
         for and has not begun ends without a round."""
         self._running.stopping = self._latest.stopping = True

@@ -16,7 +16,7 @@ from .config import DRAFT_MAX_LIMIT, DraftConfig, did_you_mean, kv_type, require
 from .control.trace import Trace
 from .engine import Engine
 from .errors import ConfigError, SpecggufError, Unsupported
-from .native import backend, vocab
+from .native import backend, compat, vocab
 from .native.context import Model
 from .native.weights import Weights
 
@@ -105,11 +105,7 @@ def open_pair(
 
 def _split(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Keywords of the target and of the draft, checked against `Llama`'s own."""
-    import inspect
-
-    import llama_cpp
-
-    known = set(inspect.signature(llama_cpp.Llama.__init__).parameters) - {"self", "model_path", "kwargs"}
+    known = compat.llama_keywords()
     target: dict[str, Any] = {}
     draft: dict[str, Any] = {}
     for key, value in keywords.items():

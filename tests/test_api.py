@@ -92,9 +92,9 @@ def complete(llm: SpeculativeLlama, prompt: str | Sequence[int] = ASK, **keyword
 def both(llm: SpeculativeLlama, prompt: str | Sequence[int] = ASK, **keywords: Any) -> tuple[Json, Json]:
     """The drafted reply and the plain one, from the same engine; something was drafted and accepted."""
     drafted = complete(llm, prompt, **keywords)
-    assert llm.last.draft_n > 0
+    assert llm.last_stats.draft_n > 0
     plain = complete(llm, prompt, **keywords, draft="off")
-    assert llm.last.draft_n == 0
+    assert llm.last_stats.draft_n == 0
     return drafted, plain
 
 
@@ -117,7 +117,7 @@ def test_a_warm_turn_reads_only_what_is_new_on_both_models(make: Make, memory: s
     llm = make(memory)
     prompt = llm.tokenize(ASK.encode() * 8)
     answer = tokens_of(llm, prompt, max_tokens=24, ignore_eos=True)
-    assert llm.last.draft_n > 0
+    assert llm.last_stats.draft_n > 0
     new = llm.tokenize(b" and then another question", add_bos=False)
     rounds = llm.generate([*prompt, *answer, *new], SamplingParams(max_tokens=8), draft=3)
     first = next(rounds)
@@ -329,7 +329,7 @@ def test_characters_split_over_tokens_and_blocks(llm: SpeculativeLlama, seed: in
     bias = {5 + byte: 4.0 for byte in range(0x80, 0x100)}
     ask: Json = {"temperature": 1.0, "seed": seed, "max_tokens": 120, "logit_bias": bias, "ignore_eos": True}
     chunks: list[Any] = list(llm.create_completion(ASK, stream=True, **ask))
-    assert llm.last.draft_n_accepted > 0
+    assert llm.last_stats.draft_n_accepted > 0
     pieces = [chunk["choices"][0]["text"] for chunk in chunks]
     text = "".join(pieces)
     assert "�" not in text
@@ -358,7 +358,7 @@ def conversation(llm: SpeculativeLlama, n_turns: int = 3) -> list[tuple[str, int
         messages.append({"role": "user", "content": f"{ASK} {turn}"})
         reply: Any = llm.create_chat_completion(messages, temperature=0.0, max_tokens=25)
         text = reply["choices"][0]["message"]["content"]
-        turns.append((text, llm.last.draft_n_accepted))
+        turns.append((text, llm.last_stats.draft_n_accepted))
         messages.append({"role": "assistant", "content": text})
     return turns
 
@@ -387,9 +387,13 @@ def test_long_short_long(make: Make, memory: str) -> None:
         fresh.reset()
         texts = [complete(engine, prompt)["choices"][0]["text"] for engine in (llm, fresh)]
         assert texts[0] == texts[1]
-        counts = [(s.draft_n, s.draft_n_accepted, s.reached_by_position) for s in (llm.last, fresh.last)]
+        counts = [(s.draft_n, s.draft_n_accepted, s.reached_by_position) for s in (llm.last_stats, fresh.last_stats)]
         assert counts[0] == counts[1]
-        assert llm.last.n_cached + llm.last.n_prefilled >= llm.last.n_prompt == fresh.last.n_prefilled
+        assert (
+            llm.last_stats.n_cached + llm.last_stats.n_prefilled
+            >= llm.last_stats.n_prompt
+            == fresh.last_stats.n_prefilled
+        )
 
 
 @memories
@@ -412,7 +416,7 @@ def test_undo_and_retry_twenty_times(make: Make, memory: str) -> None:
             for n_cached in (0, len(llm.render(history)) - 1):
                 reply: Any = llm.create_chat_completion(history, temperature=0.0, max_tokens=20)
                 assert reply["choices"] == choices, step
-                assert llm.last.n_cached >= n_cached
+                assert llm.last_stats.n_cached >= n_cached
 
 
 @memories
@@ -422,7 +426,7 @@ def test_what_was_cached_and_what_was_read_add_up(make: Make, memory: str) -> No
     ids = llm.tokenize((ASK * 6).encode())
     for prompt in (ids, ids[:50], (*ids[:50], 7, 8, 9), tuple(ids[:61]), ids):
         complete(llm, prompt, max_tokens=1, draft="off")
-        assert llm.last.n_cached + llm.last.n_prefilled == len(prompt)
+        assert llm.last_stats.n_cached + llm.last_stats.n_prefilled == len(prompt)
         timings = complete(llm, prompt, max_tokens=1, draft="off")["timings"]
         assert timings["cache_n"] + timings["prompt_n"] == len(prompt)
         assert timings["cache_n"] == len(prompt) - 1 or memory not in ("dense", "sliding")
@@ -467,8 +471,8 @@ def test_acceptance_does_not_depend_on_the_length_of_the_context(make: Make, n_p
         ids = llm.tokenize((ASK * 700).encode())[:n_prompt]
         for _ in range(2):
             tokens_of(llm, ids, temperature=1.0, seed=n_prompt, max_tokens=40, ignore_eos=True)
-            assert llm.last.draft_n >= 30
-            assert llm.last.draft_n_accepted == llm.last.draft_n
+            assert llm.last_stats.draft_n >= 30
+            assert llm.last_stats.draft_n_accepted == llm.last_stats.draft_n
 
 
 def test_the_draft_reads_nothing_before_the_first_token(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -483,7 +487,7 @@ def test_the_draft_reads_nothing_before_the_first_token(make: Make, monkeypatch:
     for _ in range(5):
         next(rounds)
     assert len(draft.tokens) > 50
-    assert llm.last.draft_n > 0
+    assert llm.last_stats.draft_n > 0
 
 
 def paying() -> Any:
@@ -543,7 +547,7 @@ def test_json_of_a_schema_from_a_real_pair() -> None:
             reply: Any = llm.create_chat_completion(
                 ask, temperature=0.8, seed=seed, response_format=form, max_tokens=120
             )
-            assert llm.last.draft_n > 0
+            assert llm.last_stats.draft_n > 0
             assert reply["choices"][0]["finish_reason"] == "stop"
             found = json.loads(reply["choices"][0]["message"]["content"])
             assert set(found) == set(SCHEMA["required"])

@@ -66,10 +66,10 @@ def is_sound(llm: SpeculativeLlama, reference: SpeculativeLlama, prompt: str = P
     are accepted as by an engine that holds nothing."""
     reference.reset()
     assert text(llm, prompt) == text(reference, prompt)
-    n_cached, n_accepted = llm.last.n_cached, llm.last.draft_n_accepted
+    n_cached, n_accepted = llm.last_stats.n_cached, llm.last_stats.draft_n_accepted
     llm.reset()
     text(llm, prompt)
-    assert llm.last.draft_n_accepted == n_accepted
+    assert llm.last_stats.draft_n_accepted == n_accepted
     return n_cached
 
 
@@ -121,7 +121,7 @@ def test_a_caller_that_does_not_wait_is_told(
         list(llm.create_completion(PROMPT, timeout=timeout, stream=stream))
     with pytest.raises(Busy):
         llm.create_chat_completion([{"role": "user", "content": "n"}], timeout=timeout)
-    llm.finish()
+    llm.stop()
     assert len(long.result()) > 0
     is_sound(llm, reference)
 
@@ -189,7 +189,7 @@ def test_cancel_in_decode(llm: SpeculativeLlama, reference: SpeculativeLlama, st
     llm.cancel()
     with pytest.raises(Cancelled):
         running.result()
-    assert llm.last.n_generated < N_CTX - 100
+    assert llm.last_stats.n_generated < N_CTX - 100
     if stream:
         reference.reset()
         assert text(reference, max_tokens=None).startswith("".join(said))
@@ -262,7 +262,7 @@ def test_cancel_in_prefill(
         patch.setattr(backend, "decode", decode)
         with pytest.raises(Cancelled):
             text(llm, long)
-    assert llm.last.n_generated == 0
+    assert llm.last_stats.n_generated == 0
     assert next(n_calls) == max(chunk, n_draft if chunk > 3 else chunk) + 1, "no part was read after it"
     n_read = 0 if chunk <= n_draft else 128 * (chunk - 1 - n_draft)
     assert is_sound(llm, reference, long) == n_read, "what had been read was kept"
@@ -270,7 +270,7 @@ def test_cancel_in_prefill(
 
 def test_cancel_without_a_generation_does_nothing(llm: SpeculativeLlama, reference: SpeculativeLlama) -> None:
     llm.cancel()
-    llm.finish()
+    llm.stop()
     is_sound(llm, reference)
 
 
@@ -287,7 +287,7 @@ def test_finish_keeps_the_text(llm: SpeculativeLlama, reference: SpeculativeLlam
     before = llm.stats.n_rounds
     running = Background(lambda: llm.create_completion(PROMPT, max_tokens=None, **GREEDY))
     until(lambda: llm.stats.n_rounds > before + 2, "it runs")
-    llm.finish()
+    llm.stop()
     reply = running.result()
     assert reply["choices"][0]["finish_reason"] == "length"
     assert 0 < reply["usage"]["completion_tokens"] < N_CTX - 100
@@ -299,7 +299,7 @@ def test_finish_keeps_the_text(llm: SpeculativeLlama, reference: SpeculativeLlam
 def test_finish_in_a_stream(llm: SpeculativeLlama) -> None:
     stream: Any = llm.create_completion(PROMPT, stream=True, max_tokens=None, **GREEDY)
     chunks = [next(stream)]
-    llm.finish()
+    llm.stop()
     chunks += list(stream)
     assert chunks[-1]["choices"][0]["finish_reason"] == "length"
     assert len(chunks) <= 2 + 3, "the round it was in, and the last chunk"
@@ -312,9 +312,9 @@ def test_finish_keeps_what_might_have_become_a_stop_string(llm: SpeculativeLlama
     stops = [character + "\x01" for character in set(whole)]
     stream: Any = llm.create_completion(PROMPT, stream=True, max_tokens=None, stop=stops, **GREEDY)
     said = [next(stream)["choices"][0]["text"]]
-    llm.finish()
+    llm.stop()
     said += [chunk["choices"][0]["text"] for chunk in stream]
-    n_tokens = llm.last.n_generated
+    n_tokens = llm.last_stats.n_generated
     reference.reset()
     assert "".join(said) == text(reference, max_tokens=n_tokens)
 
@@ -332,8 +332,8 @@ def test_states_come_and_go(make: Callable[..., SpeculativeLlama], reference: Sp
     for llm in (first, second):
         llm.load_state(state)
         assert text(llm, PROMPT, max_tokens=60) == wanted
-        assert llm.last.n_cached >= len(llm.tokenize(PROMPT.encode())) - 1
-        assert llm.last.draft_n_accepted > 0
+        assert llm.last_stats.n_cached >= len(llm.tokenize(PROMPT.encode())) - 1
+        assert llm.last_stats.draft_n_accepted > 0
 
 
 def test_a_state_of_other_models_is_refused(

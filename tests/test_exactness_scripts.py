@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from conftest import Pair
 
-SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
+RUN = Path(__file__).resolve().parent.parent / "scripts" / "bench" / "run"
 
 
 def run(name: str, *arguments: object, code: int = 0) -> str:
-    command = [sys.executable, str(SCRIPTS / name), "-t", "1", *map(str, arguments)]
+    command = [sys.executable, str(RUN), name, "-t", "1", *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == code, done.stderr
     return done.stdout if code == 0 else done.stderr
@@ -22,7 +22,7 @@ def run(name: str, *arguments: object, code: int = 0) -> str:
 
 def test_width_noise(tiny_chat: Pair) -> None:
     """F32: rows move in the last digits; a greedy text has no flip."""
-    found = json.loads(run("width_noise", "-m", tiny_chat.target, "--tokens", 24, "--widths", 2, 3, "--json"))
+    found = json.loads(run("width-noise", "-m", tiny_chat.target, "--tokens", 24, "--widths", 2, 3, "--json"))
     assert [(row["kind"], row["width"]) for row in found] == [
         (kind, width) for kind in ("code", "story") for width in ("1, padded", "2", "3")
     ]
@@ -35,11 +35,11 @@ def test_width_noise(tiny_chat: Pair) -> None:
 
 
 def test_width_noise_in_words(tiny_chat: Pair) -> None:
-    lines = run("width_noise", "-m", tiny_chat.target, "--tokens", 8, "--widths", 2).splitlines()
+    lines = run("width-noise", "-m", tiny_chat.target, "--tokens", 8, "--widths", 2).splitlines()
     assert lines[0].split()[:2] == ["text", "width"]
     assert len(lines) == 1 + 4 + 2
     assert lines[-1].startswith("Drafted and plain greedy text may part where")
-    assert "no such file" in run("width_noise", "-m", "/nowhere.gguf", code=1)
+    assert "no such file" in run("width-noise", "-m", "/nowhere.gguf", code=1)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def saved(tiny_chat: Pair, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
         "--out",
         path,
     )
-    return path, run("accepted_length", *arguments)
+    return path, run("accepted-length", *arguments)
 
 
 def test_accepted_length(saved: tuple[Path, str]) -> None:
@@ -76,7 +76,7 @@ def test_accepted_length(saved: tuple[Path, str]) -> None:
 
 def test_accepted_length_in_words(saved: tuple[Path, str]) -> None:
     path, said = saved
-    table = run("accepted_length", "--table", "--out", path)
+    table = run("accepted-length", "--table", "--out", path)
     assert said.endswith(table)
     rows = [line.split() for line in table.splitlines()]
     assert rows[1][:2] == ["1", "all"]

@@ -79,8 +79,8 @@ def test_greedy_text_is_that_of_plain_decoding(strict: SpeculativeLlama, plain: 
     """Five prompts of eighty tokens, token for token."""
     for question, answer in zip(QUESTIONS, plain, strict=True):
         drafted = text(strict.generate(prompt_of(strict, question), GREEDY, draft=k))
-        assert strict.last.draft_n > 0
-        assert strict.last.draft_n_accepted > 0
+        assert strict.last_stats.draft_n > 0
+        assert strict.last_stats.draft_n_accepted > 0
         assert drafted == answer, question
 
 
@@ -194,7 +194,7 @@ def test_the_demo_pair_differs_from_plain_only_at_a_near_tie() -> None:
         prompt = prompt_of(llm, QUESTIONS[0])
         answer = text(llm.generate(prompt, GREEDY))
         drafted = text(llm.generate(prompt, GREEDY, draft=k))
-        assert llm.last.draft_n_accepted > 0
+        assert llm.last_stats.draft_n_accepted > 0
         differ = [i for i, (a, b) in enumerate(zip(answer, drafted, strict=False)) if a != b]
         if not differ:
             assert answer == drafted
@@ -221,7 +221,7 @@ def test_a_sliding_window_over_three_turns() -> None:
             prompt += llm.tokenize(asked.encode(), add_bos=not prompt, special=True)
             assert len(prompt) > 512
             drafted = text(llm.generate(prompt, params))
-            assert llm.last.draft_n > 0
-            assert llm.last.draft_n_accepted == llm.last.draft_n
+            assert llm.last_stats.draft_n > 0
+            assert llm.last_stats.draft_n_accepted == llm.last_stats.draft_n
             assert drafted == text(llm.generate(prompt, params, draft="off"))
             prompt += drafted

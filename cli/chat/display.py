@@ -63,7 +63,7 @@ class Display:
         if not answer.text and not answer.interrupted:
             self.status.say("the answer is empty")
         if self.settings["stats"] and not self.status.quiet:
-            stats = engine.last
+            stats = engine.last_stats
             ended = stats_view.ended_by(
                 answer.finish_reason, answer.interrupted, stats.n_prompt + stats.n_generated, engine.n_ctx()
             )

@@ -107,7 +107,7 @@ def ask(
         show(spans.flush())
         sink.end()
     if answer.interrupted:
-        last = engine.last
+        last = engine.last_stats
         answer.timings = last.timings()
         answer.usage = {
             "prompt_tokens": last.n_prompt,

@@ -55,13 +55,13 @@ def machine() -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Packages, Python, and what llama.cpp was compiled for."""
-    import llama_cpp
+    from specgguf.native import devices
 
     found = {"python": platform.python_version()}
     for name in PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
-    return {**found, "llama.cpp": llama_cpp.llama_print_system_info().decode().strip()}
+    return {**found, "llama.cpp": devices.build_info()[1]}
 
 
 def fingerprint(path: str | os.PathLike[str], tick: Callable[[int], None] | None = None) -> dict[str, Any]:

@@ -32,7 +32,7 @@ class Generator(Protocol):
     """What a benchmark uses of `api.SpeculativeLlama`."""
 
     @property
-    def last(self) -> Stats:
+    def last_stats(self) -> Stats:
         """Sums over the latest generation."""
 
     @property
@@ -232,7 +232,7 @@ def measure(
             n_free = 0 if round.draft_n else len(round.tokens)
         finish_reason = round.finish_reason or ""
     total_s = clock() - started
-    stats = engine.last
+    stats = engine.last_stats
     rounds = Counter(stats.draft_lengths)
     return Sample(
         engine="specgguf",

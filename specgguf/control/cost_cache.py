@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from specgguf.native import compat
 from specgguf.native.context import Model
 
 from .costs import Costs, calibrate, measure, widest
@@ -55,10 +56,8 @@ def folder() -> Path:
 
 def _file(target: Model, draft: Model | None, draft_max: int) -> Path:
     """A name that changes with anything that changes the costs."""
-    import llama_cpp
-
     sides = [_side(model) for model in (target, draft) if model is not None]
-    key = json.dumps([sides, draft_max, llama_cpp.__version__, os.cpu_count()], sort_keys=True, default=str)
+    key = json.dumps([sides, draft_max, compat.version(), os.cpu_count()], sort_keys=True, default=str)
     name = hashlib.sha256(key.encode()).hexdigest()[:24]
     return folder() / f"{name}.json"
 

@@ -1,7 +1,7 @@
 """Every call into llama.cpp, typed and without state.
 
 The rest of the program never touches ctypes: it asks here for a context, a batch, a decode, rows of logits.
-What a call returns is what llama.cpp returned; what it means is decided by `model` and `rewind`. Importing
+What a call returns is what llama.cpp returned; what it means is decided by `context` and `rollback`. Importing
 this module loads llama-cpp-python.
 """
 
@@ -19,6 +19,8 @@ import numpy.typing as npt
 
 from specgguf.errors import BackendError
 
+from . import compat
+
 Context = Any  # llama_context_p
 Logits = npt.NDArray[np.float32]
 
@@ -26,52 +28,44 @@ DECODE_OK, DECODE_NO_SLOT, DECODE_ABORTED = 0, 1, 2
 STATE_PARTIAL_ONLY = 1
 LOG_ERROR = 4
 
-_NEEDED = (
-    "llama_batch_init llama_decode llama_get_logits llama_get_memory llama_memory_seq_rm llama_memory_clear "
-    "llama_memory_seq_pos_min llama_memory_seq_pos_max llama_init_from_model llama_free llama_n_rs_seq "
-    "llama_state_seq_get_data_ext llama_state_seq_set_data_ext llama_state_seq_get_size_ext llama_n_ctx llama_n_ubatch "
-    "llama_set_abort_callback llama_log_set llama_vocab_get_text llama_token_to_piece llama_model_n_swa"
-).split()
-
 _log: collections.deque[tuple[int, str]] = collections.deque(maxlen=200)
+_listeners: list[list[str]] = []
 
 
 @llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
 def _keep_log(level: int, text: bytes, _data: Any) -> None:
-    _log.append((level, text.decode("utf-8", "replace")))
+    line = text.decode("utf-8", "replace")
+    _log.append((level, line))
+    for lines in _listeners:
+        lines.append(line)
 
 
 def start() -> None:
     """Check that this llama-cpp-python has what is needed, and keep native log lines off stderr.
 
     Raises:
-        BackendError: a symbol is missing (a version outside the supported range).
+        BackendError: something is missing (a version outside the supported range).
     """
-    missing = [name for name in _NEEDED if not hasattr(llama_cpp, name)]
-    if missing:
-        raise BackendError(
-            f"llama-cpp-python {getattr(llama_cpp, '__version__', '?')} lacks {missing[0]}",
-            hint='pip install "llama-cpp-python>=0.3.36,<0.4"',
-        )
+    compat.check()
     llama_cpp.llama_log_set(_keep_log, ctypes.c_void_p(0))
 
 
 def last_log_error() -> str:
     """The last error line of llama.cpp's log that says why, or an empty string."""
     lines = [text.strip() for level, text in _log if level == LOG_ERROR and text.strip()]
-    telling = [line for line in lines if "failed to load model" not in line]
+    telling = [line for line in lines if compat.LOAD_FAILED not in line]
     return (telling or lines or [""])[-1]
 
 
 @contextlib.contextmanager
 def captured_log() -> Iterator[list[str]]:
-    """All native log lines written inside the block."""
+    """All native log lines written inside the block, as they are written."""
     lines: list[str] = []
-    _log.clear()
+    _listeners.append(lines)
     try:
         yield lines
     finally:
-        lines.extend(text for _, text in _log)
+        _listeners[:] = [other for other in _listeners if other is not lines]
 
 
 def supports_gpu_offload() -> bool:
@@ -79,19 +73,12 @@ def supports_gpu_offload() -> bool:
     return bool(llama_cpp.llama_supports_gpu_offload())
 
 
-def disown(llama: Any) -> None:
-    """Let `llama` (llama_cpp.Llama) go without freeing anything: in a fork, freeing what lies on a GPU would end the
-    process."""
-    for part in (llama, llama._model, llama._ctx, llama._batch):
-        (part._stack if part is llama else part._exit_stack).pop_all()
-
-
 # --- contexts ---------------------------------------------------------------------------------------------
 
 
 def set_field(structure: ctypes.Structure, name: str, value: Any) -> None:
     """Set a field of a ctypes structure that must exist: ctypes itself takes unknown names in silence."""
-    if name not in {field[0] for field in structure._fields_}:
+    if name not in compat.field_names(structure):
         raise BackendError(f"this llama-cpp-python has no parameter {name} in {type(structure).__name__}")
     setattr(structure, name, value)
 
@@ -264,55 +251,3 @@ def set_state(ctx: Context, data: bytes | bytearray | memoryview, flags: int = 0
     size = memoryview(data).nbytes
     buffer = (ctypes.c_uint8 * size).from_buffer_copy(data)
     return int(llama_cpp.llama_state_seq_set_data_ext(ctx, buffer, size, 0, flags)) > 0
-
-
-# --- vocabularies -----------------------------------------------------------------------------------------
-
-
-def vocab(llama: Any) -> Any:
-    return llama_cpp.llama_model_get_vocab(llama.model)
-
-
-def vocab_type(vocab: Any) -> int:
-    return int(llama_cpp.llama_vocab_type(vocab))
-
-
-def vocab_size(vocab: Any) -> int:
-    return int(llama_cpp.llama_vocab_n_tokens(vocab))
-
-
-def vocab_ends(vocab: Any) -> dict[str, int]:
-    """The bos and eos ids where the tokenizer adds them by itself; -1 elsewhere."""
-    return {
-        "bos": int(llama_cpp.llama_vocab_bos(vocab)) if llama_cpp.llama_vocab_get_add_bos(vocab) else -1,
-        "eos": int(llama_cpp.llama_vocab_eos(vocab)) if llama_cpp.llama_vocab_get_add_eos(vocab) else -1,
-    }
-
-
-def token_texts(vocab: Any) -> list[bytes]:
-    """All tokens' texts as the vocabulary stores them."""
-    get_text = llama_cpp.llama_vocab_get_text
-    return [get_text(vocab, token) or b"" for token in range(vocab_size(vocab))]
-
-
-def eog_tokens(vocab: Any) -> frozenset[int]:
-    """All ids that end a generation."""
-    is_eog = llama_cpp.llama_vocab_is_eog
-    return frozenset(t for t in range(vocab_size(vocab)) if is_eog(vocab, t))
-
-
-def fim_tokens(vocab: Any) -> tuple[int, int, int] | None:
-    """The prefix, suffix and middle marks of fill-in-the-middle; None where the vocabulary lacks one."""
-    marks = tuple(int(getattr(llama_cpp, f"llama_vocab_fim_{name}")(vocab)) for name in ("pre", "suf", "mid"))
-    return None if min(marks) < 0 else (marks[0], marks[1], marks[2])
-
-
-def piece(vocab: Any, token: int, *, special: bool = False) -> bytes:
-    """The bytes that a token stands for, of any length; special tokens give b"" unless asked for."""
-    size = 32
-    while True:
-        buffer = ctypes.create_string_buffer(size)
-        n = int(llama_cpp.llama_token_to_piece(vocab, token, buffer, size, 0, special))
-        if n >= 0:
-            return buffer.raw[:n]
-        size = -n

@@ -17,7 +17,7 @@ import numpy as np
 from specgguf.errors import BackendError, Cancelled, ConfigError, ContextFull
 from specgguf.models import header
 
-from . import backend, rollback
+from . import backend, compat, rollback
 from .prefixes import common_prefix
 from .weights import Weights
 
@@ -85,8 +85,9 @@ class Model:
         self._ctx: backend.Context | None = None
         try:
             self._ctx = backend.new_context(llama, params)
-            if getattr(llama, "_lora_adapter", None) is not None:
-                backend.apply_lora(self._ctx, llama._lora_adapter, llama.lora_scale)
+            adapter = compat.lora_adapter(llama)
+            if adapter is not None:
+                backend.apply_lora(self._ctx, adapter, llama.lora_scale)
             self.abort.attach(self._ctx)
             self.rollback = rollback.select(llama, self._ctx, self._batch)
         except BaseException:

@@ -7,7 +7,6 @@ initialises the GPU drivers that it was built with.
 from __future__ import annotations
 
 import ctypes
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ import llama_cpp
 
 from specgguf.errors import BackendError
 
-from . import backend
+from . import backend, compat
 
 _TYPES = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accel", 4: "meta"}
 
@@ -60,33 +59,12 @@ def devices() -> list[RawDevice]:
 def build_info() -> tuple[str, str]:
     """Version of llama-cpp-python, and llama.cpp's own line about what it was compiled with."""
     backend.start()
-    return str(llama_cpp.__version__), _text(llama_cpp.llama_print_system_info()).strip()
+    return compat.version(), _text(llama_cpp.llama_print_system_info()).strip()
 
 
 def _library() -> Any:
     backend.start()
-    try:
-        from llama_cpp._ggml import libggml as lib
-    except (ImportError, OSError, FileNotFoundError) as error:
-        raise BackendError(f"this llama-cpp-python has no ggml library to ask: {error}") from error
-    pointer, text, size = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
-    signatures: dict[str, tuple[Any, list[Any]]] = {
-        "ggml_backend_dev_count": (size, []),
-        "ggml_backend_dev_get": (pointer, [size]),
-        "ggml_backend_dev_name": (text, [pointer]),
-        "ggml_backend_dev_description": (text, [pointer]),
-        "ggml_backend_dev_type": (ctypes.c_int, [pointer]),
-        "ggml_backend_dev_memory": (None, [pointer, ctypes.POINTER(size), ctypes.POINTER(size)]),
-        "ggml_backend_dev_backend_reg": (pointer, [pointer]),
-        "ggml_backend_reg_name": (text, [pointer]),
-    }
-    for name, (result, arguments) in signatures.items():
-        try:
-            function = getattr(lib, name)
-        except AttributeError as error:
-            raise BackendError(f"this llama-cpp-python lacks {name}") from error
-        function.restype, function.argtypes = result, arguments
-    return lib
+    return compat.ggml()
 
 
 def _text(value: bytes | None) -> str:
@@ -120,11 +98,6 @@ class Allocated(NamedTuple):
     state_bytes: int
 
 
-_BUFFER = re.compile(r"(\S+)\s+compute buffer size\s*=\s*([\d.]+) MiB")
-_KV = re.compile(r"llama_kv_cache\w*: size =\s*([\d.]+) MiB")
-_STATE = re.compile(r"llama_memory_recurrent: size =\s*([\d.]+) MiB")
-
-
 def dry_load(path: str, settings: Mapping[str, int]) -> Allocated:
     """Load `path` without its weights and make a context; nothing large is allocated.
 
@@ -140,7 +113,7 @@ def dry_load(path: str, settings: Mapping[str, int]) -> Allocated:
     params = llama_cpp.llama_model_default_params()
     for name, value in (("no_alloc", True), ("load_mode", 0), ("n_gpu_layers", settings["n_gpu_layers"])):
         backend.set_field(params, name, value)
-    with _whole_log() as lines:
+    with backend.captured_log() as lines:
         model = llama_cpp.llama_model_load_from_file(path.encode(), params)
         if not model:
             raise BackendError(f"llama.cpp could not read {path}: {backend.last_log_error()}")
@@ -156,26 +129,12 @@ def dry_load(path: str, settings: Mapping[str, int]) -> Allocated:
         llama_cpp.llama_free(ctx)
         llama_cpp.llama_model_free(model)
     compute: dict[str, int] = {}
-    for device, size in _BUFFER.findall(log):
+    for device, size in compat.COMPUTE_BUFFER.findall(log):
         compute[device] = compute.get(device, 0) + _mib(size)
-    return Allocated(compute, sum(map(_mib, _KV.findall(log))), sum(map(_mib, _STATE.findall(log))))
+    return Allocated(
+        compute, sum(map(_mib, compat.KV_SIZE.findall(log))), sum(map(_mib, compat.STATE_SIZE.findall(log)))
+    )
 
 
 def _mib(text: str) -> int:
     return round(float(text) * 2**20)
-
-
-@contextmanager
-def _whole_log() -> Iterator[list[str]]:
-    """All native log lines: `backend` keeps only the last few hundred."""
-    lines: list[str] = []
-
-    @llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
-    def keep(_level: int, text: bytes, _data: Any) -> None:
-        lines.append(text.decode("utf-8", "replace"))
-
-    llama_cpp.llama_log_set(keep, ctypes.c_void_p(0))
-    try:
-        yield lines
-    finally:
-        backend.start()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import re
 import tempfile
 import threading
 from typing import Any
@@ -18,6 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from specgguf.config import one_line
+
+from . import compat
 
 
 def is_eog(vocab: Any, token: int) -> bool:
@@ -35,7 +36,7 @@ def init_grammar(vocab: Any, gbnf: str, root: str) -> tuple[Any | None, str]:
         sampler = llama_cpp.llama_sampler_init_grammar(vocab, gbnf.encode(errors="replace"), root.encode())
     if sampler:
         return sampler, ""
-    found = re.search(r"error parsing grammar: (.*?)(?:\n\n|\Z)", captured.text, re.DOTALL)
+    found = compat.GRAMMAR_ERROR.search(captured.text)
     return None, one_line(found[1]) if found else ""
 
 

@@ -1,20 +1,75 @@
-"""May this draft serve this target? llama.cpp's own rule, and the first difference where the answer is no.
+"""Vocabularies: their calls, typed and without state, and whether a draft's may serve a target.
 
-Two vocabularies are compatible when their type is the same, the bos and eos tokens that they add by themselves
-are the same, their sizes differ by at most 128, and every text from id 5 on is equal (the first five hold
-unused and special tokens that files disagree about).
+Knows no text beyond single tokens' and tokenizes nothing. The rule is llama.cpp's own: two vocabularies are compatible
+when their type is the same, the bos and eos tokens that they add by themselves are the same, their sizes differ by at
+most 128, and every text from id 5 on is equal (the first five hold unused and special tokens that files disagree
+about). The first difference is named where they are not.
 """
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
+
+import llama_cpp
 
 from specgguf.errors import ContextFull, VocabMismatch
 
-from . import backend
-
 SIZE_DIFFERENCE_MAX = 128
 FIRST_COMPARED_ID = 5
+
+
+def of_model(llama: Any) -> Any:
+    """The native vocabulary of a loaded `llama_cpp.Llama`; it dies with the file."""
+    return llama_cpp.llama_model_get_vocab(llama.model)
+
+
+def vocab_type(vocab: Any) -> int:
+    return int(llama_cpp.llama_vocab_type(vocab))
+
+
+def vocab_size(vocab: Any) -> int:
+    return int(llama_cpp.llama_vocab_n_tokens(vocab))
+
+
+def vocab_ends(vocab: Any) -> dict[str, int]:
+    """The bos and eos ids where the tokenizer adds them by itself; -1 elsewhere."""
+    return {
+        "bos": int(llama_cpp.llama_vocab_bos(vocab)) if llama_cpp.llama_vocab_get_add_bos(vocab) else -1,
+        "eos": int(llama_cpp.llama_vocab_eos(vocab)) if llama_cpp.llama_vocab_get_add_eos(vocab) else -1,
+    }
+
+
+def token_texts(vocab: Any) -> list[bytes]:
+    """All tokens' texts as the vocabulary stores them."""
+    get_text = llama_cpp.llama_vocab_get_text
+    return [get_text(vocab, token) or b"" for token in range(vocab_size(vocab))]
+
+
+def eog_tokens(vocab: Any) -> frozenset[int]:
+    """All ids that end a generation."""
+    is_eog = llama_cpp.llama_vocab_is_eog
+    return frozenset(t for t in range(vocab_size(vocab)) if is_eog(vocab, t))
+
+
+def fim_tokens(vocab: Any) -> tuple[int, int, int] | None:
+    """The prefix, suffix and middle marks of fill-in-the-middle; None where the vocabulary lacks one."""
+    marks = tuple(int(getattr(llama_cpp, f"llama_vocab_fim_{name}")(vocab)) for name in ("pre", "suf", "mid"))
+    return None if min(marks) < 0 else (marks[0], marks[1], marks[2])
+
+
+def piece(vocab: Any, token: int, *, special: bool = False) -> bytes:
+    """The bytes that a token stands for, of any length; special tokens give b"" unless asked for."""
+    size = 32
+    while True:
+        buffer = ctypes.create_string_buffer(size)
+        n = int(llama_cpp.llama_token_to_piece(vocab, token, buffer, size, 0, special))
+        if n >= 0:
+            return buffer.raw[:n]
+        size = -n
+
+
+# --- compatibility ----------------------------------------------------------------------------------------
 
 
 def difference(target: Any, draft: Any) -> str:
@@ -23,15 +78,15 @@ def difference(target: Any, draft: Any) -> str:
     Args:
         target, draft: native vocabularies (`Weights.vocab`).
     """
-    types = backend.vocab_type(target), backend.vocab_type(draft)
+    types = vocab_type(target), vocab_type(draft)
     if types[0] != types[1]:
         return f"the tokenizers are of different types ({types[0]} and {types[1]})"
-    ends = backend.vocab_ends(target), backend.vocab_ends(draft)
+    ends = vocab_ends(target), vocab_ends(draft)
     for name in ("bos", "eos"):
         if ends[0][name] != ends[1][name]:
             return f"the {name} token added to a prompt is {ends[0][name]} in one and {ends[1][name]} in the other"
-    sizes = backend.vocab_size(target), backend.vocab_size(draft)
-    texts = backend.token_texts(target), backend.token_texts(draft)
+    sizes = vocab_size(target), vocab_size(draft)
+    texts = token_texts(target), token_texts(draft)
     for token in range(FIRST_COMPARED_ID, min(sizes)):
         if texts[0][token] != texts[1][token]:
             ours, theirs = (t[token].decode("utf-8", "replace") for t in texts)
@@ -53,7 +108,7 @@ def require_compatible(target: Any, draft: Any, names: tuple[str, str]) -> None:
 
 def longest(vocab: Any) -> int:
     """The bytes of the longest token text (an upper bound: byte-level vocabularies store some bytes as two)."""
-    return max(map(len, backend.token_texts(vocab)))
+    return max(map(len, token_texts(vocab)))
 
 
 def check_length(vocab: Any, n_bytes: int, n_ctx: int) -> None:

@@ -10,12 +10,10 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-import llama_cpp
-
 from specgguf.errors import BackendError, ConfigError
 from specgguf.models import header, header_check
 
-from . import backend
+from . import backend, compat, vocab
 
 MAPPED_ALIGNMENT = 32  # bytes: where ggml takes tensors in a mapped file
 
@@ -43,17 +41,18 @@ class Weights:
         self._llama: Any = None
         self._pid = os.getpid()
         try:
-            self._llama = _Untemplated(self.path, n_ctx=32, n_batch=8, n_ubatch=8, verbose=False, **self.keywords)
+            self._llama = compat.Untemplated(self.path, n_ctx=32, n_batch=8, n_ubatch=8, verbose=False, **self.keywords)
         except (ValueError, RuntimeError) as error:
             why = backend.last_log_error() or str(error)
             raise BackendError(f"llama.cpp could not load {self.path}: {why}") from error
-        adapter = getattr(self._llama, "_lora_adapter", None)
+        compat.check_loaded(self._llama)
+        adapter = compat.lora_adapter(self._llama)
         if adapter is not None and not adapter:  # llama_cpp does not look, and decoding would end the process
             self.close()
             why = backend.last_log_error() or "not a LoRA of this model"
             raise BackendError(f"llama.cpp could not load the LoRA {self.keywords['lora_path']}: {why}")
-        self.n_vocab = backend.vocab_size(self.vocab)
-        self.eog = backend.eog_tokens(self.vocab)
+        self.n_vocab = vocab.vocab_size(self.vocab)
+        self.eog = vocab.eog_tokens(self.vocab)
         self.metadata: dict[str, str] = self.llama.all_metadata
 
     @property
@@ -66,7 +65,7 @@ class Weights:
     @property
     def vocab(self) -> Any:
         """The native vocabulary, which dies with the file."""
-        return backend.vocab(self.llama)
+        return vocab.of_model(self.llama)
 
     def close(self) -> None:
         """Free the file; in a fork of the process that loaded it, only forget it."""
@@ -74,23 +73,8 @@ class Weights:
             if os.getpid() == self._pid:
                 self._llama.close()
             else:
-                backend.disown(self._llama)
+                compat.disown(self._llama)
             self._llama = None
-
-
-class _Untemplated(llama_cpp.Llama):  # type: ignore[misc]
-    """`llama_cpp.Llama`, seeing no chat template in a file: it would compile each while loading and fail over a broken
-    one, where only who wants to chat needs them (`conversation`)."""
-
-    all_metadata: dict[str, str]
-
-    @property
-    def metadata(self) -> dict[str, str]:
-        return {k: v for k, v in self.all_metadata.items() if not k.startswith("tokenizer.chat_template")}
-
-    @metadata.setter
-    def metadata(self, values: dict[str, str]) -> None:
-        self.all_metadata = values
 
 
 def _check_header(path: str, keywords: Mapping[str, Any]) -> None:

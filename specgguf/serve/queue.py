@@ -37,7 +37,7 @@ class Stoppable(Protocol):
     """What the worker needs of `api.SpeculativeLlama`."""
 
     def cancel(self) -> None: ...
-    def finish(self) -> None: ...
+    def stop(self) -> None: ...
 
 
 class Job:
@@ -184,7 +184,7 @@ class Worker:
             with self._changed:
                 if self._running is job:
                     job.cancelled = job.cancelled or n_left <= 0
-                    (self._engine.finish if n_left > 0 else self._engine.cancel)()
+                    (self._engine.stop if n_left > 0 else self._engine.cancel)()
             n_left -= 1
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(job.ended.wait(), RETRY_S)

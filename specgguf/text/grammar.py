@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from specgguf.config import one_line
 from specgguf.errors import BackendError, ConfigError
-from specgguf.native import backend
 from specgguf.native import grammar_sampler as native
 from specgguf.native.prefixes import common_prefix
+from specgguf.native.vocab import vocab_size
 
 from . import json_schema as schemas
 
@@ -42,7 +42,7 @@ class GrammarState:
         """Use `parse`. `vocab` and `sampler` are llama.cpp's pointers; the sampler becomes this object's."""
         self._vocab = vocab
         self._sampler = sampler
-        self._n_vocab = backend.vocab_size(vocab)
+        self._n_vocab = vocab_size(vocab)
         self.ended = False
         self.close = weakref.finalize(self, native.free, sampler)
 

@@ -58,12 +58,11 @@ class ChatTemplate:
     def _compile(self, template: str, *, generate: bool) -> Any:
         """A formatter, with or without the beginning of an answer at the end."""
         import jinja2
-        from llama_cpp.llama_chat_format import Jinja2ChatFormatter
+
+        from specgguf.native import compat
 
         try:
-            return Jinja2ChatFormatter(
-                template, eos_token=self._eos, bos_token=self._bos, add_generation_prompt=generate
-            )
+            return compat.chat_formatter(template, bos=self._bos, eos=self._eos, generate=generate)
         except jinja2.TemplateError as e:
             raise Unsupported(f"this model file's chat template is broken: {_reason(e)}", hint=_OTHERWISE) from e
 
@@ -109,9 +108,9 @@ class NamedTemplate(ChatTemplate):
 
     def __init__(self, name: str, *, bos: str = "", eos: str = "") -> None:
         """Raises ConfigError for an unknown name."""
-        from llama_cpp.llama_chat_format import LlamaChatCompletionHandlerRegistry
+        from specgguf.native import compat
 
-        handlers: dict[str, Any] = LlamaChatCompletionHandlerRegistry()._chat_handlers
+        handlers = compat.chat_handlers()
         if name not in handlers:
             known = sorted(handlers)
             hint = did_you_mean(name, known) or f"one of {', '.join(known)}"

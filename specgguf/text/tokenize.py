@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from specgguf.errors import ConfigError, Unsupported
-from specgguf.native import backend, vocab
+from specgguf.native import vocab
 from specgguf.native.weights import Weights
 
 from .arguments import token_ids
@@ -31,7 +31,7 @@ def detokenize(weights: Weights, tokens: Iterable[int], *, special: bool = False
     tokens = token_ids(tokens)
     if any(not 0 <= t < weights.n_vocab for t in tokens):
         raise ConfigError(f"token ids of this model are 0 to {weights.n_vocab - 1}")
-    data = b"".join(backend.piece(weights.vocab, token, special=special) for token in tokens)
+    data = b"".join(vocab.piece(weights.vocab, token, special=special) for token in tokens)
     starts_text = bool(tokens) and tokens[0] == weights.llama.token_bos() and data.startswith(b" ")
     return data[1:] if starts_text else data
 
@@ -54,7 +54,7 @@ def prompt_ids(weights: Weights, prompt: str | Sequence[int], suffix: str | None
 
 def _infill(weights: Weights, prompt: str | Sequence[int], suffix: str) -> list[int]:
     """Prefix, suffix, middle: the file's own fill-in-the-middle tokens around the two texts."""
-    marks = backend.fim_tokens(weights.vocab)
+    marks = vocab.fim_tokens(weights.vocab)
     if marks is None:
         raise Unsupported("this model has no fill-in-the-middle tokens, so suffix cannot be used")
     prefix = tokenize(weights, prompt.encode(), add_bos=False) if isinstance(prompt, str) else token_ids(prompt)
@@ -68,7 +68,7 @@ def template_of(weights: Weights, chat_format: str | None) -> ChatTemplate:
         ConfigError: no such format. Unsupported: the file has no template, or a broken one.
     """
     texts: dict[str, Any] = {
-        name: backend.piece(weights.vocab, token, special=True).decode("utf-8", "replace") if token >= 0 else ""
+        name: vocab.piece(weights.vocab, token, special=True).decode("utf-8", "replace") if token >= 0 else ""
         for name, token in (("bos", weights.llama.token_bos()), ("eos", weights.llama.token_eos()))
     }
     return ChatTemplate(weights.metadata, **texts) if chat_format is None else NamedTemplate(chat_format, **texts)

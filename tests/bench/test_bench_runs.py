@@ -44,7 +44,7 @@ class Scripted:
         self.slow = slow or {}
         self.now = 100.0
         self.decode_s = 0.0
-        self.last = Stats()
+        self.last_stats = Stats()
         self.calls: list[tuple[int | str, SamplingParams]] = []
         self.n_resets = 0
         self.cancelled = threading.Event()
@@ -79,8 +79,8 @@ class Scripted:
         self, tokens: Sequence[int], params: SamplingParams, *, draft: int | str, draft_max: int | None
     ) -> Iterator[Round]:
         self.calls.append((draft, params))
-        self.last = Stats()
-        self.last.begin(len(tokens), 0)
+        self.last_stats = Stats()
+        self.last_stats.begin(len(tokens), 0)
         assert params.max_tokens is not None
         n, left = 0, params.max_tokens
         while left:
@@ -105,7 +105,7 @@ class Scripted:
                 verify_s=self.now - started - (READ_S if n == 0 else 0.0),
             )
             n += 1
-            self.last.add(round)
+            self.last_stats.add(round)
             if len(self.calls) - 1 == self.interrupt_at:
                 signal.raise_signal(signal.SIGINT)
                 assert self.cancelled.wait(30)  # another thread passes it on

@@ -15,7 +15,7 @@ from conftest import Pair
 Script = Callable[..., str]
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPTS = ROOT / "scripts"
+RUN = ROOT / "scripts" / "bench" / "run"
 
 FAKE_SERVER = """#!{python}
 import json, sys
@@ -55,9 +55,9 @@ def script(tmp_path: Path, tiny_chat: Pair) -> Script:
     """script(name, *arguments) -> its stdout; its cache and its results stay in `tmp_path`."""
 
     def run(name: str, *arguments: str, code: int = 0) -> str:
-        pair = [] if name == "bench_page" else ["--target", str(tiny_chat.target), "--draft", str(tiny_chat.draft)]
+        pair = [] if name == "page" else ["--target", str(tiny_chat.target), "--draft", str(tiny_chat.draft)]
         done = subprocess.run(
-            [sys.executable, str(SCRIPTS / name), *pair, *arguments],
+            [sys.executable, str(RUN), name, *pair, *arguments],
             capture_output=True,
             text=True,
             env={**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "HOME": str(tmp_path)},
@@ -72,13 +72,13 @@ def script(tmp_path: Path, tiny_chat: Pair) -> Script:
 def test_a_regime_is_resumed_where_it_was_left(script: Script, tmp_path: Path) -> None:
     out = tmp_path / "regimes"
     arguments = ("--out", str(out), "--tokens", "6", "--repeats", "2", "--n-threads", "1", "--only", "q4/code/t0")
-    said = script("bench_regimes", *arguments)
+    said = script("regimes", *arguments)
     assert "1 cells, 8 samples" in said
     assert "q4-code-t0 2/2: llama_cpp.Llama off " in said
     assert "q4      0  code" in said
     assert [p.name for p in out.iterdir()] == ["q4-code-t0.json"]
 
-    assert "nothing to measure" in script("bench_regimes", *arguments)
+    assert "nothing to measure" in script("regimes", *arguments)
 
     path = out / "q4-code-t0.json"
     whole = json.loads(path.read_text())
@@ -87,13 +87,13 @@ def test_a_regime_is_resumed_where_it_was_left(script: Script, tmp_path: Path) -
     }  # fmt: skip
     last = len(whole["samples"]) - 1
     path.write_text(json.dumps({**whole, "samples": whole["samples"][:last]}))  # stopped in the second repeat
-    said = script("bench_regimes", *arguments)
+    said = script("regimes", *arguments)
     assert "1 cells, 4 samples" in said
     kept = json.loads(path.read_text())["samples"]
     assert kept[:4] == whole["samples"][:4]
     assert len(kept) == 8
 
-    refused = script("bench_regimes", *arguments[:2], "--tokens", "7", *arguments[4:], code=1)
+    refused = script("regimes", *arguments[:2], "--tokens", "7", *arguments[4:], code=1)
     assert "was measured with other settings; --again replaces it" in refused
 
 
@@ -104,7 +104,7 @@ def test_peers_and_the_page(script: Script, tmp_path: Path) -> None:
     results = tmp_path / "results"
     common = ("--tokens", "6", "--repeats", "2", "--n-threads", "1")
     said = script(
-        "bench_peers", *common, "--out", str(results / "peers"), "--server", str(server), "--regime", "q4",
+        "peers", *common, "--out", str(results / "peers"), "--server", str(server), "--regime", "q4",
         "--only", "story/t0.8",
     )  # fmt: skip
     assert "version: fake" in said
@@ -123,28 +123,28 @@ def test_peers_and_the_page(script: Script, tmp_path: Path) -> None:
     assert plain["total_s"] == 0.04
     assert plain["n_timed"] == 5
 
-    script("bench_regimes", *common, "--out", str(results / "regimes"), "--only", "q4/story")
+    script("regimes", *common, "--out", str(results / "regimes"), "--only", "q4/story")
     page = tmp_path / "docs"
     page.mkdir()
-    script("bench_page", "--results", str(results), "--out", str(page))
+    script("page", "--results", str(results), "--out", str(page))
     text = (page / "performance.md").read_text(encoding="utf-8")
     assert "| q4 | 0.8 | story |" in text
     assert "At temperature 0.8 the geometric mean" in text
-    assert "| Q4_K_M, temperature 0.8 |" in (page / "README.md").read_text(encoding="utf-8")
+    assert "story" in (page / "headline.svg").read_text(encoding="utf-8")
     for name in ("regimes", "peers"):
         assert f"](performance-{name}.svg)" in text
         picture = (page / f"performance-{name}.svg").read_text(encoding="utf-8")
         assert "prefers-color-scheme: dark" in picture
         assert "story" in picture
-    assert "nothing to change" in script("bench_page", "--results", str(results), "--out", str(page), "--check")
+    assert "nothing to change" in script("page", "--results", str(results), "--out", str(page), "--check")
 
 
 def test_host_runs(script: Script) -> None:
-    said = script("bench_host", "--quick", "--n-threads", "1", "--regime", "q4")
+    said = script("host", "--quick", "--n-threads", "1", "--regime", "q4")
     for words in (
         "ms per drafted token",
         "per round on top",
-        "logits to law",
+        "logits to distributions",
         "real pair, auto: ",
         "first token after",
     ):
@@ -153,4 +153,36 @@ def test_host_runs(script: Script) -> None:
 
 
 def test_the_page_is_what_the_results_say(script: Script) -> None:
-    assert "nothing to change" in script("bench_page", "--check")
+    assert "nothing to change" in script("page", "--check")
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, str(RUN), *arguments], capture_output=True, text=True)
+
+
+def test_one_entry_lists_every_measurement() -> None:
+    listed = {line.split()[0] for line in run().stdout.splitlines()[2:]}
+    wanted = "regimes peers host plain predictions rollback accepted-length width-noise record-rounds page captures gpu"
+    assert set(wanted.split()) <= listed
+    sources = [p for p in RUN.parent.rglob("*.py") if "\ndef main(" in p.read_text(encoding="utf-8")]
+    assert len(sources) == len(listed), "two modules of one name"
+
+
+def test_every_measurement_says_what_it_is_for() -> None:
+    for line in run().stdout.splitlines()[2:]:
+        name, _, purpose = line.strip().partition(" ")
+        assert purpose.strip(), name
+        assert len(line) <= 120, name
+
+
+def test_a_name_that_is_not_there() -> None:
+    done = run("regime")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: there is no regime\n  did you mean regimes?\n"
+
+
+def test_no_folder_of_scripts_is_crowded_and_no_page_too_long() -> None:
+    for folder in {path.parent for path in RUN.parent.rglob("*.py")}:
+        assert len([p for p in folder.glob("*.py") if p.stem != "__init__"]) <= 10, folder
+    for path in RUN.parent.rglob("*.py"):
+        assert len(path.read_text(encoding="utf-8").splitlines()) <= 300, path

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from conftest import Pair
-from specgguf.cli.chat.autosave import Autosave
 from specgguf.cli.chat.conversation import Conversation
+from specgguf.cli.chat.saved.autosave import Autosave
 from specgguf.cli.chat.turn import Answer
 from specgguf.cli.open_pair import Loaded
 from specgguf.cli.settings import gather
@@ -52,7 +52,7 @@ def test_forty_turns_in_a_context_of_2k(home: object, engine: SpeculativeLlama, 
         answer = send(conversation, f"Question number {n}: what is {n} times {n}, and why is that so?")
         texts.append(answer.text)
         prompt = engine.render(conversation.window()[:-1])
-        assert engine.last.n_prompt == len(prompt) < N_CTX
+        assert engine.last_stats.n_prompt == len(prompt) < N_CTX
         assert conversation.window()[0]["role"] == "system"
         assert conversation.n_turns == n + 1  # all of them are kept for the session
         if n % 8 == 7:
@@ -67,11 +67,11 @@ def test_forty_turns_in_a_context_of_2k(home: object, engine: SpeculativeLlama, 
 def test_a_warm_turn_reads_only_what_is_new(home: object, engine: SpeculativeLlama) -> None:
     conversation, _ = talk_over(engine)
     send(conversation, "First question, " * 20)
-    n_known = engine.last.n_prompt  # the answer's text may be tokenised otherwise than it was generated
+    n_known = engine.last_stats.n_prompt  # the answer's text may be tokenised otherwise than it was generated
     send(conversation, "Second.")
     for _ in range(20):  # /undo and /retry keep the cache
-        assert engine.last.n_cached >= n_known - 1
-        assert engine.last.n_prefilled <= engine.last.n_prompt - engine.last.n_cached
+        assert engine.last_stats.n_cached >= n_known - 1
+        assert engine.last_stats.n_prefilled <= engine.last_stats.n_prompt - engine.last_stats.n_cached
         send(conversation, conversation.undo())
 
 

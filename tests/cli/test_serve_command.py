@@ -203,7 +203,12 @@ def test_an_empty_key_is_refused_at_start(run: Run, monkeypatch: pytest.MonkeyPa
 
 def test_a_variable_with_a_blank_is_one_key(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     configs: list[Any] = []
-    monkeypatch.setattr(serve, "_run", lambda loaded, config, *_: configs.append(config) or True)
+
+    def note(_loaded: Any, config: Any, *_: Any) -> bool:
+        configs.append(config)
+        return True
+
+    monkeypatch.setattr(serve, "_run", note)
     monkeypatch.setenv("SPECGGUF_API_KEY", "two words")
     run("serve", "--port", "0")
     assert [key.key for key in configs[0].keys] == ["two words"]

@@ -37,8 +37,8 @@ def test_texts_are_equal(llm: SpeculativeLlama, k: int) -> None:
     for prompt in PROMPTS:
         ids = llm.tokenize(prompt.encode())
         drafted = run(llm, ids, params, k)
-        accepted += llm.last.draft_n_accepted
-        rejected += llm.last.draft_n - llm.last.draft_n_accepted
+        accepted += llm.last_stats.draft_n_accepted
+        rejected += llm.last_stats.draft_n - llm.last_stats.draft_n_accepted
         assert drafted == run(llm, ids, params, "off")
     assert accepted > 50
     assert rejected > 50

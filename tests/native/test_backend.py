@@ -1,4 +1,4 @@
-"""The one module that touches llama.cpp: what it checks before it calls, and what it makes of the answers."""
+"""The bare calls into llama.cpp: what is checked before them, and what is made of the answers."""
 
 from __future__ import annotations
 
@@ -12,20 +12,6 @@ from support.contexts import TEXT, Opened
 
 from specgguf import BackendError
 from specgguf.native import backend
-
-
-def test_a_missing_symbol_is_named_with_the_versions_that_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(llama_cpp, "llama_memory_seq_rm")
-    with pytest.raises(BackendError, match="lacks llama_memory_seq_rm") as caught:
-        backend.start()
-    assert llama_cpp.__version__ in str(caught.value)
-    assert "pip install" in caught.value.hint
-
-
-def test_every_symbol_that_is_called_is_checked_or_old() -> None:
-    backend.start()
-    for name in backend._NEEDED:
-        assert callable(getattr(llama_cpp, name))
 
 
 def test_a_field_that_is_not_there_is_an_error() -> None:

@@ -293,7 +293,7 @@ def test_drafting_is_off_where_nothing_can_be_dropped(
                     answer = llm.create_chat_completion(ask, temperature=0.0, max_tokens=20)
                     texts.append(answer["choices"][0]["message"]["content"])
                 assert (llm.stats.draft_n == 0) == bool(n_said)
-                assert ("cannot drop" in llm.last.off_reason) == bool(n_said)
+                assert ("cannot drop" in llm.last_stats.off_reason) == bool(n_said)
         return texts
 
     wanted = answers(0)
@@ -319,8 +319,8 @@ def test_gemma_as_its_own_draft_past_a_window_that_discards() -> None:
         for turn in range(3):
             plain = [t for r in llm.generate(tokens, greedy, draft="off") for t in r.tokens]
             drafted = [t for r in llm.generate(tokens, greedy) for t in r.tokens]
-            assert llm.last.draft_n > 0
-            assert llm.last.draft_n_accepted > 0
+            assert llm.last_stats.draft_n > 0
+            assert llm.last_stats.draft_n_accepted > 0
             check_near_tie(llm, tokens, plain, drafted)
             tokens = [*tokens, *plain, *llm.tokenize(f" Turn {turn}: and then".encode(), add_bos=False)]
 

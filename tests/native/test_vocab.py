@@ -11,7 +11,7 @@ import pytest
 from support import tiny
 
 from specgguf import VocabMismatch
-from specgguf.native import backend, vocab
+from specgguf.native import vocab
 from specgguf.native.weights import Weights
 
 
@@ -31,10 +31,10 @@ TEXTS = [b"<unk>", b"<s>", b"</s>", b"a", b"b", *(f"t{i}".encode() for i in rang
 @pytest.fixture
 def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rule by itself, over `Vocab` instead of native pointers."""
-    monkeypatch.setattr(backend, "vocab_type", lambda v: v.type)
-    monkeypatch.setattr(backend, "vocab_ends", lambda v: {"bos": v.bos, "eos": v.eos})
-    monkeypatch.setattr(backend, "vocab_size", lambda v: len(v.texts))
-    monkeypatch.setattr(backend, "token_texts", lambda v: list(v.texts))
+    monkeypatch.setattr(vocab, "vocab_type", lambda v: v.type)
+    monkeypatch.setattr(vocab, "vocab_ends", lambda v: {"bos": v.bos, "eos": v.eos})
+    monkeypatch.setattr(vocab, "vocab_size", lambda v: len(v.texts))
+    monkeypatch.setattr(vocab, "token_texts", lambda v: list(v.texts))
 
 
 @pytest.mark.usefixtures("_plain")

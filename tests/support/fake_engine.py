@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,6 @@ class FakeEngine:
         prompt_end: str = "assistant:",
         warnings: Sequence[str] = (),
         system_allowed: bool = True,
-        on_prompt: Callable[[list[dict[str, Any]]], None] | None = None,
     ) -> None:
         self.script = list(script)
         self.asked: list[list[dict[str, Any]]] = []  # the messages of every generation
@@ -53,7 +52,7 @@ class FakeEngine:
         self.draft: str | int = "auto"
         self.draft_max = 5
         self.model_path, self.draft_model_path = "/models/target.gguf", "/models/draft.gguf"
-        self.stats, self.last = Stats(), Stats()
+        self.stats, self.last_stats = Stats(), Stats()
         self.closed = False
         self._n_ctx = n_ctx
         self._hang_in_prefill = hang_in_prefill
@@ -97,8 +96,8 @@ class FakeEngine:
         n_cached = 0
         while n_cached < min(len(prompt) - 1, len(self._cache)) and prompt[n_cached] == self._cache[n_cached]:
             n_cached += 1
-        self.last = Stats()
-        for stats in (self.last, self.stats):
+        self.last_stats = Stats()
+        for stats in (self.last_stats, self.stats):
             stats.begin(len(prompt), n_cached)
             stats.n_prefilled += len(prompt) - n_cached
         if n == self._hang_in_prefill:
@@ -137,7 +136,7 @@ class FakeEngine:
                 "completion_tokens": n,
                 "total_tokens": len(prompt) + n,
             },
-            "timings": self.last.timings(),
+            "timings": self.last_stats.timings(),
         }
 
     def _count(self, from_draft: bool) -> None:
@@ -150,7 +149,7 @@ class FakeEngine:
             draft_n_accepted=int(from_draft),
             verify_s=0.01,
         )
-        for stats in (self.last, self.stats):
+        for stats in (self.last_stats, self.stats):
             stats.add(round)
             stats.off_reason = "drafting is off" if resting else ""
 

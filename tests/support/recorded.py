@@ -1,4 +1,4 @@
-"""Answers of a real pair, recorded by scripts/record_rounds: scripts for the simulator, lookups included."""
+"""Answers of a real pair, recorded by scripts/bench/run record-rounds: scripts for the simulator, lookups included."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ N_VOCAB = 151_936
 
 @dataclass(frozen=True)
 class Position:
-    """What the draft did at one place of the text: see scripts/record_rounds."""
+    """What the draft did at one place of the text: see scripts/bench/run record-rounds."""
 
     confidences: tuple[float, ...]
     survival: tuple[float, ...]  # up to the first 0

@@ -142,7 +142,7 @@ class Scripted:
         if self.n_cancels > self._deaf:
             self._wishes("cancel")
 
-    def finish(self) -> None:
+    def stop(self) -> None:
         self._wishes("finish")
 
     def _wishes(self, wish: str) -> None:

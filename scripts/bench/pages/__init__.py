@@ -1,0 +1,1 @@
+"""What is shown: the figures of the documents, charts, and captures of real conversations."""
