@@ -20,8 +20,7 @@ from collections.abc import Iterator
 
 import specgguf
 from specgguf import Busy, Cancelled, ConfigError, Round, SamplingParams, SpeculativeLlama, Stats
-from specgguf.serve.app import ServeConfig, Service
-from specgguf.serve.server import listen, run
+from specgguf.serve.server import ServeConfig, Service, listen, run
 
 
 def answer(llm: SpeculativeLlama, question: str) -> str:

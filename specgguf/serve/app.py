@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -32,7 +32,7 @@ from .protocols.reply import Parse
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
-class Engine(answers.Engine, openai.Engine):
+class Engine(answers.Engine, openai.Engine, Protocol):
     """What the server uses of `api.SpeculativeLlama`."""
 
 
