@@ -51,7 +51,7 @@ class Controller(Protocol):
     def plan(self, n_draft_max: int, candidate: Candidate | None = None) -> Plan:
         """The next round, of at most `room` drafted tokens; `offer` is what a lookup found."""
 
-    def observe(self, round: Round) -> None:
+    def observe(self, plan: Plan, round: Round) -> None:
         """What came of it."""
 
 
@@ -146,7 +146,7 @@ class _Run:
             n_prefilled += len(pending)
             if not len(draft):
                 prefill_s, verify_s = prefill_s + verify_s, 0.0
-        return Round(
+        round = Round(
             tokens=tokens,
             n_from_draft=min(result.n_accepted, n_kept),
             draft_n=len(draft),
@@ -167,6 +167,8 @@ class _Run:
             verify_s=verify_s,
             host_s=lap(),
         )
+        controller.observe(plan, round)
+        return round
 
     def _draft(self, plan: Plan) -> Draft:
         drafter = self.ngrams if plan.source == "ngram" else self.drafter
@@ -265,7 +267,6 @@ def generate(
         run.synchronise()
         while True:
             round = run.round(controller)
-            controller.observe(round)
             yield round
             if round.finish_reason is not None:
                 return

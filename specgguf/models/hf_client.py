@@ -2,7 +2,7 @@
 
 Lists a repository, downloads one file into the hub's own cache (resumable), and looks into that cache without
 importing anything. An unreachable hub is noticed in seconds, not after the client's minutes of retrying.
-Knows nothing of quantisations, presets or mirrors.
+Knows nothing of quantisations or presets.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from specgguf.errors import DownloadError, ModelNotFound, SpecggufError
 
-from .mirror import Progress
+from .cache import Progress
 
 CONNECT_S = 6.0  # how long the first answer of the hub may take
 _TRUE = {"1", "ON", "YES", "TRUE"}
@@ -39,6 +40,12 @@ def is_offline() -> bool:
 
 def endpoint() -> str:
     return os.environ.get("HF_ENDPOINT", "").rstrip("/") or "https://huggingface.co"
+
+
+def _origin(url: str) -> tuple[str, str]:
+    """Scheme and host, compared whole: another host's name may begin with the hub's."""
+    parts = urlsplit(url)
+    return parts.scheme.lower(), parts.netloc.lower()
 
 
 def cache_folder() -> Path:
@@ -127,7 +134,7 @@ class RangeFile(io.RawIOBase):
             raise _plain(error, repo, file) from error
         self.size = int(facts.size or 0)
         self._url = facts.location
-        self._is_hub = facts.location.startswith(endpoint())
+        self._is_hub = _origin(facts.location) == _origin(endpoint())
 
     def readable(self) -> bool:
         return True
@@ -196,7 +203,8 @@ def _require_reachable() -> None:
             _unreachable[base] = (time.monotonic(), reason)
     raise DownloadError(
         f"cannot reach {base}: {reason}",
-        hint="check the network (HF_ENDPOINT, HTTPS_PROXY), or use a local file with -m",
+        hint="check the network (HTTPS_PROXY), or name another hub with HF_ENDPOINT; a file that was brought here"
+        " by other means is named with -m, and --offline takes only what is here",
     )
 
 
