@@ -10,12 +10,13 @@ import contextlib
 import os
 import threading
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
 from specgguf.errors import BackendError, ConfigError
 from specgguf.models import header, header_check
 
-from . import backend, compat, vocab
+from . import backend, compat, grammar_tokenizer, vocab
 
 MAPPED_ALIGNMENT = 32  # bytes: where ggml takes tensors in a mapped file
 
@@ -73,6 +74,12 @@ class Weights:
         """The native vocabulary, which dies with the file."""
         return vocab.of_model(self.llama)
 
+    @cached_property
+    def grammar_tokenizer(self) -> Any:
+        """The vocabulary as llguidance reads it, made when first asked for; it dies with the file, too."""
+        with self.in_use():
+            return grammar_tokenizer.make(self.vocab)
+
     @property
     def architecture(self) -> str:
         """As the file names it."""
@@ -109,6 +116,7 @@ class Weights:
     def close(self) -> None:
         """Free the file, once nobody uses it; contexts over it must be closed. Safe to call twice, and from any thread.
         In a fork of the process that loaded it, only forget it: there the users are threads that stayed behind."""
+        self.__dict__.pop("grammar_tokenizer", None)
         if os.getpid() != self._pid:
             llama, self._llama = self._llama, None
             if llama is not None:
