@@ -32,7 +32,7 @@ class Setting:
         kind: "text", "whole", "number", "bool", "draft", or a tuple of the allowed words.
         section: the heading it stands under in `--help`.
         env: its environment variable.
-        sampling: it shapes the law or the length of one answer; `/set` may change it.
+        sampling: it shapes the distribution or the length of one answer; `/set` may change it.
     """
 
     name: str
