@@ -95,11 +95,16 @@ def page(last: Stats, total: Stats, n_ctx: int, style: Style, width: int | None 
     if not last.n_rounds:
         return ["nothing was generated yet"]
     chat = max((width or 10_000) - 3, 24)  # after the indent, and before the last column
-    rows = parts(last, n_ctx, reason=False)
+    rows = _wrapped(parts(last, n_ctx, reason=False), chat)
     rows += [*_positions(last, chat), *_trace(last, style, chat), *_plain(last, chat), *_time(last, chat)]
     so_far = [f"{plural(total.n_generated, 'token')}, {_speed(total)}", _drafted(total)]
-    sections = {"last answer": rows, "since the start": [row for row in so_far if row]}
+    sections = {"last answer": rows, "since the start": _wrapped(so_far, chat)}
     return [line for head, below in sections.items() for line in (style.bold(head), *(f"  {row}" for row in below))]
+
+
+def _wrapped(said: list[str], chat: int) -> list[str]:
+    """The parts a line each, broken between words where one is too long."""
+    return [row for part in said if part for row in console.rows(part, chat)]
 
 
 def _row(label: str, text: str, chat: int) -> list[str]:
