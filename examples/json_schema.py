@@ -1,4 +1,4 @@
-"""An answer that fits a JSON schema. The grammar holds for drafted tokens too: they are the target's, constrained alike.
+"""An answer that fits a JSON schema. The grammar holds for drafted tokens as well as for the target's own.
 
 python examples/json_schema.py [TARGET.gguf [DRAFT.gguf]]
 """
