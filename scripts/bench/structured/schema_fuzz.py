@@ -1,7 +1,7 @@
 """Random JSON schemas: does any take long, end the process, or lead to a text that does not validate?
 
 scripts/bench/run schema-fuzz --model MODEL.gguf [--n N] [--save FILE]. Each is compiled and followed along a random
-legal text. What is refused, by name, counts; what takes more than 2 seconds is a fault, and so is a legal text that ended
+legal text. What is refused, by name, counts; what takes more than 2 seconds is a fault, and so is a text that ended
 and does not validate (`jsonschema` is needed).
 """
 
