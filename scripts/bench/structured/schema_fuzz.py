@@ -13,6 +13,7 @@ import json
 import random
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -101,10 +102,10 @@ def random_schema(source: random.Random, depth: int) -> Any:
     """Any schema at all: mostly sane, sometimes senseless."""
     if source.random() < 0.05:
         return source.choice([True, {}, {"description": "anything"}])
-    kinds = [string, number, listed, plain]
+    kinds: list[Callable[[random.Random, int], dict[str, Any]]] = [string, number, listed, plain]
     if depth > 0:
         kinds += [an_object, an_object, an_array, a_union, a_reference]
-    part: dict[str, Any] = source.choice(kinds)(source, depth)
+    part = source.choice(kinds)(source, depth)
     if source.random() < 0.1:
         part[source.choice(["title", "description", "default", "uniqueItems", "minimum", "not", "const"])] = value(
             source
