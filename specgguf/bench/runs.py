@@ -226,7 +226,9 @@ def measure(
     engine.reset()
     native_before, started = engine.decode_s, clock()
     first_s, n_free, finish_reason = 0.0, 0, ""
-    for round in engine.generate(tokens, replace(params, seed=trial.seed), draft=trial.draft, draft_max=draft_max):
+    for round in engine.generate(
+        tokens, replace(params, seed=trial.seed), draft=trial.draft, draft_max=draft_max
+    ).rounds():
         if not first_s:
             first_s = clock() - started
             n_free = 0 if round.draft_n else len(round.tokens)

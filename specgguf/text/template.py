@@ -7,7 +7,7 @@ This module knows nothing of token ids: who calls it counts and tokenizes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -23,6 +23,18 @@ _OTHERWISE = (
     "plain text is completed by create_completion, and by /v1/completions of specgguf serve"
 )
 FREED = 1 / 3  # of the budget, at once: dropping a turn makes the whole prompt new to the caches
+
+
+class RenderedPrompt(list[int]):
+    """The token ids of a rendered conversation, and what its end says of the answer.
+
+    Attributes:
+        reasoning_tag: the tag by which the template opened the model's reasoning, "" where it did not.
+    """
+
+    def __init__(self, tokens: Iterable[int], reasoning_tag: str = "") -> None:
+        super().__init__(tokens)
+        self.reasoning_tag = reasoning_tag
 
 
 class ChatTemplate:
