@@ -68,15 +68,15 @@ def choose_preset(name: str, *, offline: bool = False) -> tuple[Preset, str]:
 def _by_preset(preset: Preset, why: str, settings: Settings, status: StatusOutput, yes: bool) -> Pair:
     settings.under(preset_values(preset), f"preset {preset.name}")
     draft: Any = settings["draft_model"]
-    wanted = [preset.target]
-    if draft is None and preset.draft is not None:
-        wanted.append(preset.draft)
+    wanted = [preset.model]
+    if draft is None and preset.draft_model is not None:
+        wanted.append(preset.draft_model)
     _consent(wanted, preset.name, settings, status, yes)
-    model = _resolve(preset.target, settings, status)
+    model = _resolve(preset.model, settings, status)
     if draft is not None:
         found = _draft(draft, settings, status)
         return Pair(model, found, preset.name, str(draft), why, preset_keywords(preset))
-    found = _resolve(preset.draft, settings, status) if preset.draft is not None else None
+    found = _resolve(preset.draft_model, settings, status) if preset.draft_model is not None else None
     ref = preset.name if found else ""
     return Pair(model, found, preset.name, ref, why, preset_keywords(preset))
 
@@ -110,9 +110,9 @@ def _draft(ref: str, settings: Settings, status: StatusOutput) -> Path | str | N
     preset = _preset_named(ref)
     if preset is None:
         return _resolve(ref, settings, status)
-    if preset.draft is None:
+    if preset.draft_model is None:
         raise ConfigError(f"preset {preset.name} has no draft model")
-    return _resolve(preset.draft, settings, status)
+    return _resolve(preset.draft_model, settings, status)
 
 
 def _preset_named(ref: str) -> Preset | None:
@@ -148,7 +148,7 @@ def _consent(wanted: list[ModelFile | str], preset: str, settings: Settings, sta
     status.tell(f"preset {preset} needs {', '.join(m.name for m in missing)}: {size} to download")
     for m in missing:
         if not m.is_open:
-            status.tell(f"{m.name}: licence {m.licence or 'unknown'}, which is not an open-source one")
+            status.tell(f"{m.name}: license {m.license or 'unknown'}, which is not an open-source one")
     if yes:
         return
     again = f"specgguf chat -p {preset} --yes"
@@ -164,8 +164,8 @@ def preset_values(preset: Preset) -> dict[str, Any]:
     from specgguf.cli.options import BY_NAME
 
     values = {**preset.keywords, **preset.sampling}
-    if preset.enable_thinking is not None:
-        values["thinking"] = "on" if preset.enable_thinking else "off"
+    if preset.thinking is not None:
+        values["thinking"] = "on" if preset.thinking else "off"
     return {name: value for name, value in values.items() if name in BY_NAME}
 
 

@@ -150,7 +150,7 @@ def _load(model_id: str, own: Mapping[str, Any]) -> tuple[SpeculativeLlama, dict
             )
         paths = [str(hub.resolve(file, offline=True)) for file in preset.files]
         keywords = {**preset.keywords, **keywords}
-        thinking = {} if preset.enable_thinking is None else {"thinking": preset.enable_thinking}
+        thinking = {} if preset.thinking is None else {"thinking": preset.thinking}
         sampling = {**thinking, **preset.sampling, **sampling}
     engine = SpeculativeLlama(paths[0], paths[1] if len(paths) > 1 else None, **{**keywords, **own})
     return engine, sampling

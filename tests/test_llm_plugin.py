@@ -56,13 +56,13 @@ def program(tiny_chat: Pair, tmp_path_factory: pytest.TempPathFactory) -> Progra
     write_toml(program.config / "config.toml", settings)
     preset = {
         "summary": "tiny",
-        "target": str(tiny_chat.target),
-        "draft": str(tiny_chat.draft),
+        "model": str(tiny_chat.target),
+        "draft_model": str(tiny_chat.draft),
         "n_ctx": 256,
         "n_threads": 1,
     }
     write_toml(program.config / "presets" / "tiny.toml", preset)
-    write_toml(program.config / "presets" / "lost.toml", {**preset, "target": "/nowhere/lost.gguf"})
+    write_toml(program.config / "presets" / "lost.toml", {**preset, "model": "/nowhere/lost.gguf"})
     return program
 
 

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from fetch_models import SOURCES
+
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = ("specgguf", "cli", "presets")
 KINDS = (".py", ".toml", ".typed", ".jsonl")  # what the parts are made of
@@ -70,6 +72,16 @@ def test_the_wheel_has_every_module_and_preset_and_nothing_else_on_top(built: Pa
     assert "specgguf = specgguf.cli.main:main" in entry_points
 
 
+def test_the_wheel_knows_no_package_that_carries_a_model(built: Path) -> None:
+    """Where no hub is, the scripts of the repository put files together; an installed specgguf knows the hub alone."""
+    packages = {part.package.partition("==")[0] for source in SOURCES.values() for part in source.parts}
+    with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel:
+        whole = b"\n".join(wheel.read(name) for name in wheel.namelist() if not name.endswith("/METADATA"))
+    assert packages
+    for words in (*packages, *(name.replace("-", "_") for name in packages), "pip download", "find-links"):
+        assert words.encode() not in whole, words
+
+
 def test_the_wheel_works_by_itself(built: Path, tmp_path: Path) -> None:
     """Its command answers, its presets load, and neither `cli` nor `presets` is importable on its own."""
     with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel:
@@ -79,7 +91,7 @@ import importlib.util, sys
 import specgguf, specgguf.cli.main, specgguf.presets
 assert specgguf.__file__.startswith(sys.argv[1]), specgguf.__file__
 assert "demo" in specgguf.presets.names()
-assert specgguf.presets.load("demo").target
+assert specgguf.presets.load("demo").model
 assert importlib.util.find_spec("cli") is None and importlib.util.find_spec("presets") is None
 """
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
@@ -200,7 +212,10 @@ def build_flags(clone: Path, folder: Path, version: str, cpu: str, **environment
 
 def test_quickstart_passes_its_arguments_on(clone: Path, tmp_path: Path) -> None:
     """An environment that has everything: nothing is installed, and the answer is all there is on stdout."""
-    script(tmp_path / "venv" / "bin" / "python", f'case "$*" in "-m pip"*) exit 0;; esac\nexec {sys.executable} "$@"')
+    script(
+        tmp_path / "venv" / "bin" / "python",
+        f'case "$*" in "-m pip"*|*fetch_models.py*) exit 0;; esac\nexec {sys.executable} "$@"',
+    )
     script(tmp_path / "venv" / "bin" / "specgguf", 'printf "%s|" "$@"')
     done = quickstart(clone, VIRTUAL_ENV=str(tmp_path / "venv"))
     assert done.returncode == 0, done.stderr

@@ -53,7 +53,7 @@ def test_a_preset_is_complete(name: str) -> None:
     for model in (target, draft):
         assert model.repo
         assert len(model.revision) == 40
-        assert model.licence
+        assert model.license
         assert model.shape is not None
         assert model.is_open or name in ("gpu-2x24gb", "apple-96gb")
     assert target.shape is not None
@@ -115,12 +115,12 @@ def test_a_shape_describes_its_file(name: str) -> None:
 
 VALID = """
 summary = "x"
-target = "org/repo:Q4_K_M"
-draft = "a.gguf"
+model = "org/repo:Q4_K_M"
+draft_model = "a.gguf"
 """
 TABLE = """
 summary = "x"
-[target]
+[model]
 file = "a.gguf"
 bytes = 5
 sha256 = "{sha}"
@@ -136,9 +136,9 @@ def write(folder: Path, text: str, name: str = "mine") -> str:
 
 def test_a_users_preset_wins(own: Path) -> None:
     write(own, VALID)
-    assert presets.load("mine").target == "org/repo:Q4_K_M"
+    assert presets.load("mine").model == "org/repo:Q4_K_M"
     write(own, VALID, "demo")
-    assert presets.load("demo").target == "org/repo:Q4_K_M"
+    assert presets.load("demo").model == "org/repo:Q4_K_M"
     assert "mine" in presets.names()
 
 
@@ -146,7 +146,7 @@ def test_a_users_preset_wins(own: Path) -> None:
     ("text", "fault"),
     [
         (VALID + "n_ctxx = 5", "unknown key 'n_ctxx'"),
-        (VALID.replace('target = "org/repo:Q4_K_M"', ""), "'target' is missing"),
+        (VALID.replace('model = "org/repo:Q4_K_M"\n', ""), "'model' is missing"),
         (VALID + "[sampling]\ntemperatur = 1", "sampling: unknown key 'temperatur'"),
         (VALID + "[sampling]\ntop_p = 'x'", "top_p must be a number"),
         (VALID + "n_ctx = 'big'", "n_ctx must be a whole number"),
@@ -157,11 +157,11 @@ def test_a_users_preset_wins(own: Path) -> None:
         (VALID + "[match]\ndevice = 'tpu'", "match.device must be one of"),
         ("summary = ", "Invalid value"),
         (TABLE.format(sha="0" * 63), "64 hexadecimal"),
-        (TABLE.format(sha="0" * 64).replace('repo = "o/r"', ""), "repo and revision go together"),
-        (TABLE.format(sha="0" * 64) + 'mirror = [["--index-url==1", "x"]]', "name==version"),
-        (TABLE.format(sha="0" * 64) + 'mirror = ["x"]', "pairs"),
+        (TABLE.format(sha="0" * 64).replace('repo = "o/r"', 'repo = ""'), "repo and revision say where"),
+        (TABLE.format(sha="0" * 64).replace('repo = "o/r"', ""), "'repo' is missing"),
+        (TABLE.format(sha="0" * 64) + 'mirror = ["x"]', "unknown key 'mirror'"),
         (TABLE.format(sha="0" * 64).replace("a.gguf", "../a.gguf"), "file must be the path"),
-        (TABLE.format(sha="0" * 64) + "[target.shape]\nn_layer = 1", "'n_embd' is missing"),
+        (TABLE.format(sha="0" * 64) + "[model.shape]\nn_layer = 1", "'n_embd' is missing"),
     ],
 )
 def test_a_faulty_preset_is_refused_by_file_and_fault(own: Path, text: str, fault: str) -> None:

@@ -94,7 +94,7 @@ def _files_of(ref: str) -> Sequence[ModelFile | str]:
 def _announce(model: ModelFile, status: StatusOutput) -> None:
     status.say(f"{model.name}: {human_bytes(model.bytes)} to download")
     if not model.is_open:
-        status.tell(f"{model.name}: licence {model.licence or 'unknown'}, which is not an open-source one")
+        status.tell(f"{model.name}: license {model.license or 'unknown'}, which is not an open-source one")
 
 
 @models.command(short_help="Remove models that specgguf brought here.")
@@ -144,7 +144,7 @@ def verify(names: Sequence[str]) -> int:
 
 
 def _verdict(model: Found, status: StatusOutput) -> str:
-    from specgguf.models import hub, mirror
+    from specgguf.models import cache, hub
 
     try:
         hub.check_file(model.path)
@@ -153,7 +153,7 @@ def _verdict(model: Found, status: StatusOutput) -> str:
     if not model.sha256:
         return "complete (nobody promised a hash)"
     with Progress(status) as progress:
-        right = mirror.sha256_of(model.path, progress) == model.sha256
+        right = cache.sha256_of(model.path, progress) == model.sha256
     return "ok" if right else "damaged: another sha256 than promised"
 
 

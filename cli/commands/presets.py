@@ -101,7 +101,7 @@ def _fits(preset: Preset) -> bool:
 @click.argument("name", shell_complete=_complete)
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def show(name: str, as_json: bool) -> None:
-    """Print a preset as the complete plan that it is: files, settings, memory, licence. Needs no network."""
+    """Print a preset as the complete plan that it is: files, settings, memory, license. Needs no network."""
     from dataclasses import asdict
 
     from specgguf import presets as store
@@ -135,7 +135,7 @@ def _about(preset: Preset) -> list[tuple[str, str]]:
         ("flash attention", "on" if preset.flash_attn else "off"),
         ("batch", f"{preset.n_batch}, {preset.n_ubatch} at a time"),
         ("drafting", f"0 to {preset.draft_max} tokens, {preset.draft_first} at first"),
-        ("thinking", thinking[preset.enable_thinking]),
+        ("thinking", thinking[preset.thinking]),
         ("sampling", ", ".join(f"{k} {v}" for k, v in preset.sampling.items()) or "the defaults"),
         ("expect", preset.source or "nothing is known"),
     ]
@@ -147,13 +147,13 @@ def _model_rows(label: str, model: ModelFile | str) -> list[tuple[str, str]]:
     if isinstance(model, str):
         return [(label, model)]
     here = hub.cached(model, verify=False)
-    licence = model.licence or "unknown"
+    license = model.license or "unknown"
     return [
         (label, model.name),
-        ("  from", f"{model.repo} at {model.revision[:12]}" if model.repo else "the package index"),
+        ("  from", f"{model.repo} at {model.revision[:12]}"),
         ("  size", f"{model.bytes:,} bytes"),
         ("  sha256", model.sha256),
-        ("  licence", licence if model.is_open else f"{licence} (not an open-source licence)"),
+        ("  license", license if model.is_open else f"{license} (not an open-source license)"),
         ("  here", str(here) if here else "no; specgguf models pull brings it"),
     ]
 
@@ -199,13 +199,13 @@ def _to_save(given: Mapping[str, Any], summary: str) -> dict[str, Any]:
         path = Path(text).expanduser()
         return str(path.resolve()) if path.exists() else text
 
-    values: dict[str, Any] = {"summary": summary or "saved by the user", "target": reference(given["model"])}
+    values: dict[str, Any] = {"summary": summary or "saved by the user", "model": reference(given["model"])}
     if given.get("draft_model") not in (None, "none", "ngram"):
-        values["draft"] = reference(given["draft_model"])
-    if "thinking" in given:
-        values["enable_thinking"] = given["thinking"] == "on"
-    known = {f.name for f in fields(Preset)} - {"name", "draft", "target", "sampling"}
+        values["draft_model"] = reference(given["draft_model"])
+    known = {f.name for f in fields(Preset)} - {"name", "model", "draft_model", "sampling"}
     values |= {k: v for k, v in given.items() if k in known}
+    if "thinking" in values:
+        values["thinking"] = values["thinking"] == "on"
     if "draft_max" in values:
         values["draft_first"] = min(Preset.draft_first, values["draft_max"])
     sampling = {f.name for f in fields(SamplingParams)}

@@ -40,7 +40,7 @@ class Fixed:
     def plan(self, n_draft_max: int, candidate: Candidate | None = None) -> Plan:
         return Plan(min(self.n, n_draft_max))
 
-    def observe(self, round: Round) -> None:
+    def observe(self, plan: Plan, round: Round) -> None:
         pass
 
 
@@ -223,7 +223,7 @@ class Adaptive:
 
     # --- after a round ------------------------------------------------------------------------------------
 
-    def observe(self, round: Round) -> None:
+    def observe(self, plan: Plan, round: Round) -> None:
         steps = len(self._confidences)
         if not self._first:  # what a checkpoint makes the target read again is part of the price of drafting
             if round.draft_n or round.n_pending == 1:

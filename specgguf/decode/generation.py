@@ -149,7 +149,7 @@ class Controller(Protocol):
     def plan(self, n_draft_max: int, candidate: Candidate | None = None) -> Plan:
         """The next round, of at most `n_draft_max` drafted tokens; `candidate` is what an n-gram suggests."""
 
-    def observe(self, round: Round) -> None:
+    def observe(self, plan: Plan, round: Round) -> None:
         """What came of it."""
 
 
@@ -211,8 +211,14 @@ def generate(
 
 def advance(run: Run, controller: Controller, clock: Callable[[], float] = time.perf_counter) -> Round:
     """One round of one sequence, planned and observed by its controller."""
-    (round,) = step([run], lambda runs: [controller.plan(one.n_draft_max, one.candidate) for one in runs], clock=clock)
+    plans: list[Plan] = []
+
+    def plan(runs: Sequence[Run]) -> Sequence[Plan]:
+        plans.extend(controller.plan(one.n_draft_max, one.candidate) for one in runs)
+        return plans
+
+    (round,) = step([run], plan, clock=clock)
     if isinstance(round, Exception):
         raise round
-    controller.observe(round)
+    controller.observe(plans[0], round)
     return round

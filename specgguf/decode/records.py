@@ -89,6 +89,7 @@ class Plan:
         source: "ngram" takes the n-gram candidate, else the drafter is asked.
         probe: score so many of the last plain tokens with the draft model before this round; 0 does not.
         padding: how many dummies to add to a pass of the target over so many tokens, because a wider one is faster.
+        notes: the controller's own, about the round in flight: given back to it with the round.
     """
 
     n_max: int
@@ -96,6 +97,7 @@ class Plan:
     source: str = ""
     probe: int = 0
     padding: Callable[[int], int] = no_padding
+    notes: object = None
 
 
 @dataclass(frozen=True, slots=True)

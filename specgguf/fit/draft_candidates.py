@@ -78,11 +78,13 @@ def of_presets(target: Path) -> list[Candidate]:
     found: dict[str, Candidate] = {}
     for name in presets.names():
         preset = presets.load(name)
-        if not isinstance(preset.target, ModelFile) or not isinstance(preset.draft, ModelFile):
+        if not isinstance(preset.model, ModelFile) or not isinstance(preset.draft_model, ModelFile):
             continue
-        if (preset.target.name, preset.target.bytes) == (target.name, target.stat().st_size):
-            is_here = hub.cached(preset.draft, verify=False) is not None
-            found.setdefault(str(preset.draft), Candidate(str(preset.draft), preset.draft.bytes, is_here))
+        if (preset.model.name, preset.model.bytes) == (target.name, target.stat().st_size):
+            is_here = hub.cached(preset.draft_model, verify=False) is not None
+            found.setdefault(
+                str(preset.draft_model), Candidate(str(preset.draft_model), preset.draft_model.bytes, is_here)
+            )
     return list(found.values())
 
 

@@ -72,7 +72,7 @@ def plan_of(preset: Preset, machine: Machine, *, offline: bool | None = None) ->
 def loads_of(preset: Preset, *, offline: bool | None = None) -> tuple[LoadParams, LoadParams | None]:
     """How a preset's models are to be loaded. Raises as `plan_of`."""
     target = LoadParams(
-        remote_header.read(preset.target, offline=offline).hparams,
+        remote_header.read(preset.model, offline=offline).hparams,
         n_ctx=preset.n_ctx,
         n_gpu_layers=-1 if preset.n_gpu_layers is None else preset.n_gpu_layers,
         type_k=preset.type_k,
@@ -80,9 +80,9 @@ def loads_of(preset: Preset, *, offline: bool | None = None) -> tuple[LoadParams
         flash_attn=preset.flash_attn,
         n_ubatch=preset.n_ubatch,
     )
-    if preset.draft is None:
+    if preset.draft_model is None:
         return target, None
-    of_draft = remote_header.read(preset.draft, offline=offline).hparams
+    of_draft = remote_header.read(preset.draft_model, offline=offline).hparams
     return target, replace(target, hparams=of_draft, type_k=preset.draft_type_k, type_v=preset.draft_type_v)
 
 
@@ -191,7 +191,7 @@ def choose(
     candidates = [p for p in _candidates(machine, use) if allowed(p)]
     by_target: dict[str, list[Preset]] = {}
     for preset in candidates:
-        by_target.setdefault(str(preset.target), []).append(preset)
+        by_target.setdefault(str(preset.model), []).append(preset)
     for group in by_target.values():
         shortest = group[-1]
         cut = replace(shortest, n_ctx=LEAST_N_CTX) if shortest.n_ctx > LEAST_N_CTX else shortest
@@ -214,13 +214,13 @@ def _candidates(machine: Machine, use: str) -> list[Preset]:
     tier = (machine.gpus[0] if machine.kind == "gpu" else machine.cpu).total_bytes // MIB
     for name in presets.names():
         preset = presets.load(name)
-        if not isinstance(preset.target, ModelFile) or preset.use != use or preset.match.device != machine.kind:
+        if not isinstance(preset.model, ModelFile) or preset.use != use or preset.match.device != machine.kind:
             continue
         if preset.match.n_devices > max(1, len(machine.gpus)) or preset.match.memory_mib > tier:
             continue
-        if machine.kind == "cpu" and preset.target.bytes > machine.n_cores * BYTES_PER_CORE:
+        if machine.kind == "cpu" and preset.model.bytes > machine.n_cores * BYTES_PER_CORE:
             continue
-        found.append((preset.target.bytes, preset.n_ctx, preset))
+        found.append((preset.model.bytes, preset.n_ctx, preset))
     return [preset for _, _, preset in sorted(found, key=lambda row: row[:2], reverse=True)]
 
 

@@ -2,7 +2,7 @@
 
 Lists a repository, downloads one file into the hub's own cache (resumable), and looks into that cache without
 importing anything. An unreachable hub is noticed in seconds, not after the client's minutes of retrying.
-Knows nothing of quantisations, presets or mirrors.
+Knows nothing of quantisations or presets.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 from specgguf.errors import DownloadError, ModelNotFound, SpecggufError
 
-from .mirror import Progress
+from .cache import Progress
 
 CONNECT_S = 6.0  # how long the first answer of the hub may take
 _TRUE = {"1", "ON", "YES", "TRUE"}
@@ -196,7 +196,8 @@ def _require_reachable() -> None:
             _unreachable[base] = (time.monotonic(), reason)
     raise DownloadError(
         f"cannot reach {base}: {reason}",
-        hint="check the network (HF_ENDPOINT, HTTPS_PROXY), or use a local file with -m",
+        hint="check the network (HTTPS_PROXY), or name another hub with HF_ENDPOINT; a file that was brought here"
+        " by other means is named with -m, and --offline takes only what is here",
     )
 
 

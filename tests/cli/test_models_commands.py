@@ -23,7 +23,7 @@ from support.hubserver import HubServer
 from specgguf import presets
 from specgguf.fit import hardware
 from specgguf.fit.hardware import Machine, described
-from specgguf.models import hf_client, inventory, mirror
+from specgguf.models import cache, hf_client, inventory
 
 REPO = "org/Tiny-GGUF"
 
@@ -49,7 +49,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(inventory, "home", lambda: tmp_path)
-    monkeypatch.setattr(mirror, "cache_folder", lambda: tmp_path / "cache" / "specgguf" / "models")
+    monkeypatch.setattr(cache, "folder", lambda: tmp_path / "cache" / "specgguf" / "models")
     monkeypatch.setattr(presets, "user_folder", lambda: tmp_path / "config" / "specgguf" / "presets")
     monkeypatch.setattr(hf_client, "_unreachable", {})
     return tmp_path
@@ -160,10 +160,10 @@ def test_presets_are_listed_and_shown_without_a_network(run: Run) -> None:
     listed = run("presets").out.splitlines()
     assert len(listed) == 1 + len(presets.names())
     shown = run("presets", "show", "gpu-2x24gb").out
-    for part in ("2 × graphics card", "not an open-source licence", "42,520,398,816 bytes", "experimental"):
+    for part in ("2 × graphics card", "not an open-source license", "42,520,398,816 bytes", "experimental"):
         assert part in shown
     about = json.loads(run("presets", "show", "gpu-24gb", "--json").out)
-    assert about["target"]["bytes"] == 19762149024
+    assert about["model"]["bytes"] == 19762149024
     rows = [json.loads(line) for line in run("presets", "list", "--json").out.splitlines()]
     assert {row["name"] for row in rows} == set(presets.names())
 
@@ -172,8 +172,8 @@ def test_a_pair_is_saved_used_and_removed(run: Run, tiny_chat: Pair) -> None:
     save = ["presets", "save", "mine", "-m", str(tiny_chat.target), "-d", str(tiny_chat.draft)]
     assert run(*save, "-c", "2048", "--temp", "0.6", "--draft-max", "3", "--thinking", "off").code == 0
     mine = presets.load("mine")
-    assert mine.target == str(tiny_chat.target.resolve())
-    assert (mine.n_ctx, mine.draft_max, mine.enable_thinking, dict(mine.sampling)) == (
+    assert mine.model == str(tiny_chat.target.resolve())
+    assert (mine.n_ctx, mine.draft_max, mine.thinking, dict(mine.sampling)) == (
         2048,
         3,
         False,

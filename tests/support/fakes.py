@@ -196,7 +196,7 @@ class Script:
             padding=lambda _width: self.padding,
         )
 
-    def observe(self, round: Round) -> None:
+    def observe(self, plan: Plan, round: Round) -> None:
         self.rounds.append(round)
 
 

@@ -205,7 +205,7 @@ def _turn(
             verify_s=0.0 if first else verify_s,
             host_s=host_s,
         )
-        controller.observe(round)
+        controller.observe(plan, round)
         first = False
         done += tokens
         out.tokens += tokens

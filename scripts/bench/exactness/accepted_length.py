@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from specgguf.cli.terminal.tables import lines
 
+import fetch_models
 from bench.lib.cells import RESULTS, commit, say
 from specgguf import SamplingParams, SpeculativeLlama
 from specgguf.bench import results, runs
@@ -133,12 +134,8 @@ def measure(args: argparse.Namespace) -> list[Block]:
     """Every prompt at every temperature; saved at the end."""
     pair: list[Path] = [args.model, args.draft_model]
     if None in pair:
-        from specgguf import presets
-        from specgguf.models import hub
-
-        demo = presets.load("demo")
-        assert demo.draft is not None
-        pair = [args.model or hub.resolve(demo.target), args.draft_model or hub.resolve(demo.draft)]
+        demo = fetch_models.demo_pair()
+        pair = [args.model or demo[0], args.draft_model or demo[1]]
     keywords = {} if args.n_threads is None else {"n_threads": args.n_threads, "n_threads_batch": args.n_threads}
     found: list[Block] = []
     with SpeculativeLlama(str(pair[0]), str(pair[1]), n_ctx=2048, draft=args.k, **keywords) as llm:

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from specgguf.cli.terminal.tables import lines
 
+import fetch_models
 from specgguf import SamplingParams, SpeculativeLlama
 from specgguf.bench import runs
 from specgguf.decode.sampling import Transform
@@ -146,12 +147,7 @@ def main() -> int:
     args = parser.parse_args()
     if min(*args.widths, args.tokens) < 1 or max(args.widths) > 16:
         parser.error("widths are 1 to 16, tokens at least 1")
-    path = args.model
-    if path is None:
-        from specgguf import presets
-        from specgguf.models import hub
-
-        path = hub.resolve(presets.load("demo").target)
+    path = args.model or fetch_models.demo_pair()[0]
     keywords: dict[str, Any] = {} if args.n_threads is None else {"n_threads": args.n_threads}
     if args.n_threads is not None:
         keywords["n_threads_batch"] = args.n_threads

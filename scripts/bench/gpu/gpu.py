@@ -54,7 +54,7 @@ def plans(quick: bool) -> list[PairPlan]:
     found = []
     for name, (preset_name, kinds, self_draft) in PAIRS.items():
         preset = presets.load(preset_name)
-        target, draft = preset.target, preset.draft
+        target, draft = preset.model, preset.draft_model
         assert isinstance(target, ModelFile)
         assert isinstance(draft, ModelFile)
         assert target.shape is not None

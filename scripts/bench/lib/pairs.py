@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import fetch_models
 from bench.lib.cells import Plan, Runner, cache_folder, say
 from specgguf import SamplingParams, SpeculativeLlama
 from specgguf.bench import runs
@@ -46,12 +47,8 @@ def files(args: Namespace, regime: Regime) -> dict[str, Path]:
     """The regime's pair; copies that are not there yet are made."""
     target, draft = args.target, args.draft
     if target is None or draft is None:
-        from specgguf import presets
-        from specgguf.models import hub
-
-        demo = presets.load("demo")
-        assert demo.draft is not None
-        target, draft = target or hub.resolve(demo.target), draft or hub.resolve(demo.draft)
+        demo = fetch_models.demo_pair()
+        target, draft = target or demo[0], draft or demo[1]
     return {"model": copy(target, regime.target) if regime.target else target, "draft_model": copy(draft, "Q4_0")}
 
 

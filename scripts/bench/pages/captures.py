@@ -1,4 +1,4 @@
-"""Captures of real conversations for docs/captures: typed into tmux, and what the screen shows is saved.
+"""Captures of real conversations for docs/captures: typed into tmux, and the screen is saved.
 
   scripts/bench/run captures                         the demo pair
   scripts/bench/run captures -m FILE -d FILE         another one; flags of specgguf chat

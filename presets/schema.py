@@ -1,0 +1,182 @@
+"""What a preset is: frozen dataclasses, strict about every field, that know no file and no folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from specgguf.config import DRAFT_MAX_LIMIT, KV_TYPES, SamplingParams, from_mapping, require_whole
+from specgguf.errors import ConfigError
+
+OPEN_LICENSES = ("Apache-2.0", "MIT")
+DEVICES = ("gpu", "apple", "cpu", "any")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the memory arithmetic needs of a model that is not here yet (see `specgguf.fit.footprint`).
+
+    Attributes:
+        n_head, n_head_kv, head_dim: of one layer; all layers of a preset's models are alike.
+        token_embd_bytes: size of the token embedding, which stays in host memory when the output is untied.
+    """
+
+    n_layer: int
+    n_embd: int
+    n_ff: int
+    n_head: int
+    n_head_kv: int
+    head_dim: int
+    n_vocab: int
+    token_embd_bytes: int
+    tied: bool
+
+    def __post_init__(self) -> None:
+        for f in dataclasses.fields(self):
+            if f.name != "tied":
+                require_whole(f.name, getattr(self, f.name), 1)
+        if not isinstance(self.tied, bool):
+            raise ConfigError(f"tied must be true or false, not {self.tied!r}")
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """One GGUF, named so that only these very bytes pass.
+
+    Attributes:
+        repo, revision, file: where it lies on the hub.
+        bytes, sha256: of the whole file.
+        license: shown before a download when it is not an open-source one.
+        shape: for the memory arithmetic before a download.
+    """
+
+    file: str
+    bytes: int
+    sha256: str
+    repo: str
+    revision: str
+    license: str = ""
+    shape: Shape | None = None
+
+    def __post_init__(self) -> None:
+        for key in ("file", "sha256", "repo", "revision", "license"):
+            if not isinstance(getattr(self, key), str):
+                raise ConfigError(f"{key} must be a text, not {getattr(self, key)!r}")
+        require_whole("bytes", self.bytes, 1)
+        if not self.file.endswith(".gguf") or self.file.startswith("/") or ".." in self.file:
+            raise ConfigError(f"file must be the path of a .gguf in its repository, not {self.file!r}")
+        if not _SHA256.fullmatch(self.sha256):
+            raise ConfigError(f"sha256 of {self.file} must be 64 hexadecimal digits")
+        if not self.repo or not self.revision:
+            raise ConfigError(f"{self.file}: repo and revision say where it lies on the hub")
+
+    @property
+    def name(self) -> str:
+        """The file's own name, without folders."""
+        return self.file.rsplit("/", 1)[-1]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the license is an open-source one."""
+        return self.license in OPEN_LICENSES
+
+    def __str__(self) -> str:
+        return f"{self.repo}:{self.name}"
+
+
+@dataclass(frozen=True)
+class Match:
+    """The machines that a preset is for: a kind of device and, in MiB, the least memory of each."""
+
+    device: str = "any"
+    memory_mib: int = 0
+    n_devices: int = 1
+
+    def __post_init__(self) -> None:
+        if self.device not in DEVICES:
+            raise ConfigError(f"match.device must be one of {', '.join(DEVICES)}, not {self.device!r}")
+        require_whole("match.memory_mib", self.memory_mib, 0)
+        require_whole("match.n_devices", self.n_devices, 1, 16)
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A pair with its settings; field names are those of keywords, flags and config keys.
+
+    Attributes:
+        model, draft_model: target and draft; a ModelFile, or in a user's preset a reference (path, org/repo:quant).
+        use: "chat" or "code".
+        budget_mib: the memory this preset must fit in, 0 where nothing was worked out.
+        draft_first: the draft length to begin with, before anything was measured.
+        sampling: the maker's recommendation, as SamplingParams' fields.
+        source: where the expectation comes from.
+    """
+
+    name: str
+    summary: str
+    model: ModelFile | str
+    draft_model: ModelFile | str | None = None
+    match: Match = field(default_factory=Match)
+    use: str = "chat"
+    budget_mib: int = 0
+    n_ctx: int = 4096
+    n_gpu_layers: int | None = None
+    n_batch: int = 512
+    n_ubatch: int = 512
+    n_threads: int | None = None
+    flash_attn: bool = True
+    type_k: str = "f16"
+    type_v: str = "f16"
+    draft_type_k: str = "f16"
+    draft_type_v: str = "f16"
+    draft_first: int = 4
+    draft_max: int = 5
+    thinking: bool | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    source: str = ""
+    experimental: bool = False
+
+    def __post_init__(self) -> None:
+        if self.use not in ("chat", "code"):
+            raise ConfigError(f"use must be chat or code, not {self.use!r}")
+        require_whole("n_ctx", self.n_ctx, 0)
+        require_whole("budget_mib", self.budget_mib, 0)
+        require_whole("n_batch", self.n_batch, 1)
+        require_whole("n_ubatch", self.n_ubatch, 1)
+        require_whole("draft_max", self.draft_max, 1, DRAFT_MAX_LIMIT)
+        require_whole("draft_first", self.draft_first, 0, self.draft_max)
+        for key in ("n_gpu_layers", "n_threads"):
+            if getattr(self, key) is not None:
+                require_whole(key, getattr(self, key), -1)
+        for key in ("type_k", "type_v", "draft_type_k", "draft_type_v"):
+            if getattr(self, key) not in KV_TYPES:
+                raise ConfigError(f"{key} must be one of {', '.join(KV_TYPES)}, not {getattr(self, key)!r}")
+        for key in ("flash_attn", "experimental"):
+            if not isinstance(getattr(self, key), bool):
+                raise ConfigError(f"{key} must be true or false, not {getattr(self, key)!r}")
+        if self.thinking is not None and not isinstance(self.thinking, bool):
+            raise ConfigError(f"thinking must be true or false, not {self.thinking!r}")
+        for key in ("summary", "source"):
+            if not isinstance(getattr(self, key), str):
+                raise ConfigError(f"{key} must be a text, not {getattr(self, key)!r}")
+        from_mapping(SamplingParams, self.sampling, where="sampling")
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """What this preset says to `specgguf.SpeculativeLlama`."""
+        names = (
+            "n_ctx n_gpu_layers n_batch n_ubatch n_threads flash_attn type_k type_v draft_type_k draft_type_v "
+            "draft_first draft_max"
+        )
+        chosen = {name: getattr(self, name) for name in names.split()}
+        chosen |= {"draft_flash_attn": self.flash_attn, "draft_n_gpu_layers": self.n_gpu_layers}
+        return {k: v for k, v in chosen.items() if v is not None}
+
+    @property
+    def files(self) -> tuple[ModelFile | str, ...]:
+        """Target and draft, as far as there are any."""
+        return (self.model,) if self.draft_model is None else (self.model, self.draft_model)
