@@ -429,7 +429,7 @@ class SpeculativeLlama:
         reply = self._chat(locals())
         return reply.chunks() if stream else reply.whole()
 
-    def chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> Completion:
+    def chat(self, messages: Messages | RenderedPrompt, **options: Unpack[ChatOptions]) -> Completion:
         """`create_chat_completion` as an object: its dict, its chunks, and the generation behind them. Takes a prompt
         that `render` made in place of messages: it is not rendered again."""
         return self._chat(_with_defaults(self.create_chat_completion, messages, options))

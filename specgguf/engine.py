@@ -169,9 +169,10 @@ class Engine:
         """`turn` has ended: its caches are rolled back to a prefix of what it committed."""
         if self._is_forked:  # the lock may be of a thread that stayed behind, and so are the caches
             return
-        with self._lock:
-            if self.owner is turn:
-                self._stop_running()
+        if self.owner is turn:  # one that never began does not wait for the lock
+            with self._lock:
+                if self.owner is turn:
+                    self._stop_running()
 
     def cancel(self) -> None:
         """`Generation.cancel` for what runs, and for what was asked for last."""

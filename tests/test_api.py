@@ -580,7 +580,7 @@ def test_a_cache_that_keeps_what_the_text_lost_is_seen(make: Make, monkeypatch: 
 def test_a_cut_after_the_rewind_is_seen(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Statistics, caches and text by the uncut block."""
     llm = make(draft=5)
-    monkeypatch.setattr(Detokenizer, "cut", lambda stop_check, tokens: (len(tokens), None))
+    monkeypatch.setattr(Detokenizer, "check", lambda stop_check, tokens: (len(tokens), None))
     with pytest.raises(AssertionError):
         test_max_tokens_are_delivered_exactly(llm, 4)
 

@@ -54,6 +54,7 @@ class Completion(ABC):
     """A reply under way: its dict, or its chunks, whichever is asked for first.
 
     Attributes:
+        response: its id, time and model.
         generation: what it is made from; `cancel()` and `stop()` are there.
     """
 
@@ -69,7 +70,7 @@ class Completion(ABC):
         lock: held while the whole reply is made, so that no other thread takes the engine over in between.
         """
         self.generation = generation
-        self._response = response
+        self.response = response
         self._lock = lock
         self._logprobs = logprobs
 
@@ -92,15 +93,17 @@ class Completion(ABC):
     @abstractmethod
     def _chunks(self) -> Iterator[Json]: ...
 
-    def _extras(self) -> Json:
-        """The keys `usage` and `timings`."""
+    def usage(self) -> Json:
+        """OpenAI's counts of tokens; so far, while it is made."""
         n_prompt, n_completion = self.generation.n_prompt, self.generation.n_completion
-        usage = {
+        return {
             "prompt_tokens": n_prompt,
             "completion_tokens": n_completion,
             "total_tokens": n_prompt + n_completion,
         }
-        return {"usage": usage, "timings": self.generation.stats.timings()}
+
+    def _extras(self) -> Json:
+        return {"usage": self.usage(), "timings": self.generation.stats.timings()}
 
     @property
     def _finish_reason(self) -> str:
@@ -144,10 +147,10 @@ class TextCompletion(Completion):
 
     def _dict(self, text: str, entries: Json | None = None, reason: str | None = None) -> Json:
         return {
-            "id": self._response.id,
+            "id": self.response.id,
             "object": "text_completion",
-            "created": self._response.created,
-            "model": self._response.model,
+            "created": self.response.created,
+            "model": self.response.model,
             "choices": [{"text": text, "index": 0, "logprobs": entries, "finish_reason": reason}],
         }
 
@@ -177,7 +180,7 @@ class ChatCompletion(Completion):
         self._parse_tools, self._forced_tool = parse_tools, forced_tool
 
     def _whole(self, chunks: list[Chunk]) -> Json:
-        response, text = self._response, "".join(chunk.text for chunk in chunks)
+        response, text = self.response, "".join(chunk.text for chunk in chunks)
         message: Json = {"role": "assistant", "content": text}
         if reasoning := "".join(chunk.reasoning for chunk in chunks):
             message["reasoning_content"] = reasoning
@@ -199,7 +202,7 @@ class ChatCompletion(Completion):
         return _chat_dict(response, "chat.completion", choice)
 
     def _chunks(self) -> Iterator[Json]:
-        deltas = _Deltas(self._response, self._parse_tools, self._forced_tool)
+        deltas = _Deltas(self.response, self._parse_tools, self._forced_tool)
         is_first = True
         for chunk in self.generation:
             if is_first:
@@ -214,14 +217,14 @@ class ChatCompletion(Completion):
 
     def _dict(self, delta: Json, entry: Json | None = None, reason: str | None = None, drafted: bool = False) -> Json:
         choice = {"index": 0, "delta": delta, "logprobs": chat_logprobs(entry), "finish_reason": reason}
-        return _chat_dict(self._response, "chat.completion.chunk", choice) | {"from_draft": drafted}
+        return _chat_dict(self.response, "chat.completion.chunk", choice) | {"from_draft": drafted}
 
 
 class _Deltas:
     """A stream's text as deltas: content, tool calls, or the arguments of a forced call."""
 
     def __init__(self, response: ResponseMetadata, parse_tools: bool, forced_tool: str) -> None:
-        self._response = response
+        self.response = response
         self._parser = ToolCallParser() if parse_tools and not forced_tool else None
         self._forced = forced_tool
         self._n_calls = 0
@@ -244,14 +247,14 @@ class _Deltas:
         calls = [part for part in parts if isinstance(part, ToolCall)]
         if calls:
             delta["tool_calls"] = [
-                {"index": i, **_call_dict(self._response, i, call)} for i, call in enumerate(calls, self._n_calls)
+                {"index": i, **_call_dict(self.response, i, call)} for i, call in enumerate(calls, self._n_calls)
             ]
             self._n_calls += len(calls)
         return delta
 
     def _arguments(self, text: str) -> Json:
         """Id and name come once: OpenAI's client adds up what later deltas repeat."""
-        call = _call_dict(self._response, 0, ToolCall(self._forced, text))
+        call = _call_dict(self.response, 0, ToolCall(self._forced, text))
         if self._n_calls:
             call = {"function": {"arguments": text}}
         self._n_calls = 1
