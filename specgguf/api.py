@@ -22,13 +22,13 @@ from .control.trace import Trace, to_file
 from .decode.generation import Generation, check_prompt
 from .decode.stats import Stats
 from .errors import ConfigError, Unsupported
+from .grammar.cursor import compile_grammar
 from .loading import open_pair
 from .native import vocab
 from .text import tokenize as prompts
 from .text.arguments import completion_params, draft_config, token_ids, tool_request
 from .text.completion import ChatCompletion, Completion, ResponseMetadata, TextCompletion
 from .text.detokenize import Detokenizer, ReasoningSplitter, open_reasoning
-from .text.grammar import GrammarCursor, GrammarState
 from .text.logprobs import LogprobWriter
 from .text.stream import ChunkStream
 from .text.template import ChatTemplate, RenderedPrompt
@@ -270,7 +270,7 @@ class SpeculativeLlama:
         max_tokens = n_left if params.max_tokens is None or params.max_tokens <= 0 else min(params.max_tokens, n_left)
         grammar = None
         if params.grammar is not None:
-            grammar = GrammarCursor(GrammarState.parse(self._vocab, params.grammar))
+            grammar = compile_grammar(params.grammar, self._pair.weights.grammar_tokenizer)
         detokenizer = Detokenizer(self._piece, eog=self._engine.target.eog, stop=params.stop, max_tokens=max_tokens)
         return self._engine.generate(
             prompt,
@@ -453,6 +453,7 @@ class SpeculativeLlama:
             logprobs=LogprobWriter(self._piece) if call["logprobs"] else None,
             parse_tools=bool(request.tools),
             forced_tool=request.forced,
+            is_call=request.is_required,
         )
 
     def create_chat_completion_openai_v1(self, *args: Any, **keywords: Any) -> Any:

@@ -8,16 +8,14 @@ here, no clock and no random ids: both are handed in.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from specgguf.decode.records import Chunk
 from specgguf.decode.stats import Stats
-from specgguf.errors import ConfigError
 
-from .grammar import json_grammar
 from .logprobs import LogprobWriter, chat_logprobs
 from .tool_calls import ToolCall, ToolCallParser
 
@@ -165,6 +163,7 @@ class ChatCompletion(Completion):
         parse_tools: turn `<tool_call>` JSON into tool_calls. One comes whole, in the chunk of the token that completes
             it; a forced one as its arguments grow.
         forced_tool: the text is the arguments of a call of this function.
+        is_call: the text is the JSON of a call, without tags.
     """
 
     def __init__(
@@ -174,10 +173,11 @@ class ChatCompletion(Completion):
         *,
         parse_tools: bool = False,
         forced_tool: str = "",
+        is_call: bool = False,
         **more: Any,
     ) -> None:
         super().__init__(response, generation, **more)
-        self._parse_tools, self._forced_tool = parse_tools, forced_tool
+        self._parse_tools, self._forced_tool, self._is_call = parse_tools, forced_tool, is_call
 
     def _whole(self, chunks: list[Chunk]) -> Json:
         response, text = self.response, "".join(chunk.text for chunk in chunks)
@@ -190,7 +190,7 @@ class ChatCompletion(Completion):
             message |= {"content": None, "function_call": call["function"], "tool_calls": [call]}
             reason = "tool_calls"
         elif self._parse_tools:
-            parser = ToolCallParser()
+            parser = ToolCallParser(opened=self._is_call)
             parts = parser.feed(text) + parser.flush()
             calls = [part for part in parts if isinstance(part, ToolCall)]
             if calls:
@@ -202,7 +202,7 @@ class ChatCompletion(Completion):
         return _chat_dict(response, "chat.completion", choice)
 
     def _chunks(self) -> Iterator[Json]:
-        deltas = _Deltas(self.response, self._parse_tools, self._forced_tool)
+        deltas = _Deltas(self.response, self._parse_tools, self._forced_tool, self._is_call)
         is_first = True
         for chunk in self.generation:
             if is_first:
@@ -223,9 +223,9 @@ class ChatCompletion(Completion):
 class _Deltas:
     """A stream's text as deltas: content, tool calls, or the arguments of a forced call."""
 
-    def __init__(self, response: ResponseMetadata, parse_tools: bool, forced_tool: str) -> None:
+    def __init__(self, response: ResponseMetadata, parse_tools: bool, forced_tool: str, is_call: bool) -> None:
         self.response = response
-        self._parser = ToolCallParser() if parse_tools and not forced_tool else None
+        self._parser = ToolCallParser(opened=is_call) if parse_tools and not forced_tool else None
         self._forced = forced_tool
         self._n_calls = 0
 
@@ -287,27 +287,3 @@ def _chat_dict(response: ResponseMetadata, kind: str, choice: Json) -> Json:
         "model": response.model,
         "choices": [choice],
     }
-
-
-def response_grammar(response_format: Any) -> str | None:
-    """The grammar of OpenAI's `response_format`, or None for plain text.
-
-    Takes {"type": "text"}, {"type": "json_object"} (with llama-cpp-python's optional "schema") and
-    {"type": "json_schema", "json_schema": {"schema": …}}.
-
-    Raises:
-        ConfigError: another type, or a schema that cannot be used.
-    """
-    if response_format is None:
-        return None
-    kind = response_format.get("type") if isinstance(response_format, Mapping) else None
-    if kind == "text":
-        return None
-    if kind == "json_object":
-        return json_grammar(response_format.get("schema"))
-    if kind == "json_schema":
-        named = response_format.get("json_schema")
-        if isinstance(named, Mapping) and isinstance(named.get("schema"), Mapping):
-            return json_grammar(named["schema"])
-        raise ConfigError('response_format json_schema needs {"json_schema": {"schema": …}}')
-    raise ConfigError(f"response_format must be of type text, json_object or json_schema, not {kind!r:.60}")

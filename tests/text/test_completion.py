@@ -11,7 +11,7 @@ from llama_cpp import llama_chat_format as upstream
 from specgguf.decode.records import Chunk, TokenLogprob
 from specgguf.decode.stats import Stats
 from specgguf.errors import ConfigError
-from specgguf.text.completion import ChatCompletion, Json, ResponseMetadata, TextCompletion, response_grammar
+from specgguf.text.completion import ChatCompletion, Json, ResponseMetadata, TextCompletion
 from specgguf.text.logprobs import LogprobWriter
 
 HEAD = ResponseMetadata("cmpl-1", 1700000000, "model.gguf")
@@ -290,30 +290,3 @@ def test_reasoning_has_a_field_of_its_own() -> None:
         {},
     ]
     assert "reasoning_content" not in chat(TOLD)["choices"][0]["message"]
-
-
-def test_response_formats() -> None:
-    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-    assert response_grammar(None) is None
-    assert response_grammar({"type": "text"}) is None
-    assert "object" in (response_grammar({"type": "json_object"}) or "")
-    by_schema = response_grammar({"type": "json_object", "schema": schema})
-    assert '\\"a\\"' in (by_schema or "")
-    named = {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": schema}}
-    assert response_grammar(named) == by_schema
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        "json",
-        {"type": "xml"},
-        {},
-        {"type": "json_schema"},
-        {"type": "json_schema", "json_schema": {"schema": 3}},
-        {"type": "json_object", "schema": {"type": "no"}},
-    ],
-)
-def test_wrong_response_formats_are_refused(wrong: Any) -> None:
-    with pytest.raises(ConfigError):
-        response_grammar(wrong)
