@@ -28,6 +28,7 @@ from .text import completion
 from .text import tokenize as prompts
 from .text.arguments import completion_params, draft_config, token_ids, tool_request
 from .text.completion import Final, ResponseMetadata
+from .text.control_texts import Rendered
 from .text.detokenize import Piece, TextCutter
 from .text.grammar import GrammarCursor, GrammarState
 from .text.logprobs import LogprobWriter
@@ -223,10 +224,9 @@ class SpeculativeLlama:
         """
         return self._rendered(self._template.render(messages, tools=tools, enable_thinking=enable_thinking))
 
-    def _rendered(self, prompt: str) -> list[int]:
-        data = prompt.encode()
-        vocab.check_length(self._vocab, len(data), self.n_ctx())
-        return self.tokenize(data, add_bos=not self._template.has_bos(prompt), special=True)
+    def _rendered(self, prompt: Rendered) -> list[int]:
+        add_bos = not self._template.has_bos(prompt)
+        return prompts.rendered_ids(self._pair.weights, prompt, add_bos=add_bos, n_ctx=self.n_ctx())
 
     @property
     def _template(self) -> ChatTemplate:
