@@ -25,7 +25,7 @@ from specgguf.decode.step import _Run
 from specgguf.engine import Engine
 from specgguf.errors import SpecggufError
 from specgguf.native import backend, context
-from specgguf.native.prefixes import common_prefix
+from specgguf.native.sequence import common_prefix
 from specgguf.text.detokenize import TextCutter
 from specgguf.text.grammar import GrammarCursor, GrammarState
 

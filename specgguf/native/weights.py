@@ -67,6 +67,11 @@ class Weights:
         """The native vocabulary, which dies with the file."""
         return vocab.of_model(self.llama)
 
+    @property
+    def architecture(self) -> str:
+        """As the file names it."""
+        return self.metadata.get("general.architecture", "")
+
     def close(self) -> None:
         """Free the file; in a fork of the process that loaded it, only forget it."""
         if self._llama is not None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from specgguf.config import one_line
 from specgguf.errors import BackendError, ConfigError
 from specgguf.native import grammar_sampler as native
-from specgguf.native.prefixes import common_prefix
+from specgguf.native.sequence import common_prefix
 from specgguf.native.vocab import vocab_size
 
 from . import json_schema as schemas

@@ -343,7 +343,7 @@ def test_a_sliding_window_that_has_moved_on(tiny_sliding: Pair) -> None:
         for cut in (995, 960, 700, 300, 100):
             model.reuse(text)
             model.extend(text[len(model.tokens) :], 1)
-            assert backend.pos_min(model._ctx) > 0
+            assert backend.pos_min(model.context.handle, 0) > 0
             kept.append(model.roll_back(cut))
             assert kept[-1] in (0, cut)
             row = model.extend(text[kept[-1] : cut + 1], 1)[0].copy()
@@ -409,7 +409,7 @@ class RestoresTheWrongCheckpoint(rollback.Checkpoint):
 class TrustsSeqRm(rollback.Native):
     """Believes llama.cpp's True for any distance."""
 
-    def before(self, n_held: int, n_new: int) -> None:
+    def before(self, n_held: int, n_new: int, *, whole: bool) -> None:
         self._reach = self._n_rs_seq
 
 
@@ -418,8 +418,8 @@ def test_wrong_ways_of_rewinding_are_seen(wrong: Any, tiny_hybrid: Pair, dense: 
     """The comparisons above fail on each of them: a wrong state, or a cache that ends where it should not."""
     native = wrong is TrustsSeqRm
     with loaded(tiny_hybrid.target, n_rs_seq=4 if native else 0) as target:
-        context = target.model._ctx
-        target.model.rollback = wrong(context, 4) if native else wrong(context)
+        context = target.model.context.handle
+        target.model.rollback = wrong(context, 0, 4) if native else wrong(context, 0)
         seen = 0
         for seed in range(6):
             target.model.clear()
