@@ -25,7 +25,7 @@ _SPECIAL_TEXTS: WeakKeyDictionary[Weights, ControlTexts] = WeakKeyDictionary()  
 
 def tokenize(weights: Weights, text: bytes, *, add_bos: bool = True, special: bool = False) -> list[int]:
     """Token ids of `text`; `special` reads special tokens' texts as those tokens."""
-    return list(weights.llama.tokenize(text, add_bos, special))
+    return weights.tokenize(text, add_bos=add_bos, special=special)
 
 
 def rendered_ids(weights: Weights, prompt: Rendered, *, add_bos: bool, n_ctx: int) -> list[int]:
@@ -35,7 +35,7 @@ def rendered_ids(weights: Weights, prompt: Rendered, *, add_bos: bool, n_ctx: in
         ContextFull: no context of `n_ctx` tokens could hold it.
     """
     data = [(text.encode(), special) for text, special in prompt.parts]
-    vocab.check_length(weights.vocab, sum(len(part) for part, _ in data), n_ctx)
+    weights.check_length(sum(len(part) for part, _ in data), n_ctx)
     ids: list[int] = []
     for i, (text, special) in enumerate(prompt.parts):
         bos = add_bos and i == 0
@@ -63,7 +63,8 @@ def special_ids(weights: Weights, text: str, n_ctx: int, *, add_bos: bool = True
 
 def _special_texts(weights: Weights) -> ControlTexts:
     if weights not in _SPECIAL_TEXTS:
-        _SPECIAL_TEXTS[weights] = ControlTexts(vocab.special_texts(weights.vocab))
+        with weights.in_use():
+            _SPECIAL_TEXTS[weights] = ControlTexts(vocab.special_texts(weights.vocab))
     return _SPECIAL_TEXTS[weights]
 
 
@@ -76,8 +77,8 @@ def detokenize(weights: Weights, tokens: Iterable[int], *, special: bool = False
     tokens = token_ids(tokens)
     if any(not 0 <= t < weights.n_vocab for t in tokens):
         raise ConfigError(f"token ids of this model are 0 to {weights.n_vocab - 1}")
-    data = b"".join(vocab.piece(weights.vocab, token, special=special) for token in tokens)
-    starts_text = bool(tokens) and tokens[0] == weights.llama.token_bos() and data.startswith(b" ")
+    data = b"".join(weights.piece(token, special=special) for token in tokens)
+    starts_text = bool(tokens) and tokens[0] == weights.bos and data.startswith(b" ")
     return data[1:] if starts_text else data
 
 
@@ -92,13 +93,13 @@ def prompt_ids(weights: Weights, prompt: str | Sequence[int], suffix: str | None
         return _infill(weights, prompt, suffix)
     if not isinstance(prompt, str):
         return token_ids(prompt)
-    vocab.check_length(weights.vocab, len(prompt.encode("utf-8", "surrogatepass")), n_ctx)
+    weights.check_length(len(prompt.encode("utf-8", "surrogatepass")), n_ctx)
     return special_ids(weights, prompt, n_ctx)
 
 
 def _infill(weights: Weights, prompt: str | Sequence[int], suffix: str) -> list[int]:
     """Prefix, suffix, middle: the file's own fill-in-the-middle tokens around the two texts."""
-    marks = vocab.fim_tokens(weights.vocab)
+    marks = weights.fim
     if marks is None:
         raise Unsupported("this model has no fill-in-the-middle tokens, so suffix cannot be used")
     prefix = tokenize(weights, prompt.encode(), add_bos=False) if isinstance(prompt, str) else token_ids(prompt)
@@ -112,8 +113,9 @@ def template_of(weights: Weights, chat_format: str | None) -> ChatTemplate:
         ConfigError: no such format. Unsupported: the file has no template, or a broken one.
     """
     texts: dict[str, Any] = {
-        name: vocab.piece(weights.vocab, token, special=True).decode("utf-8", "replace") if token >= 0 else ""
-        for name, token in (("bos", weights.llama.token_bos()), ("eos", weights.llama.token_eos()))
+        name: weights.piece(token, special=True).decode("utf-8", "replace") if token >= 0 else ""
+        for name, token in (("bos", weights.bos), ("eos", weights.eos))
     }
-    texts["control"] = vocab.special_texts(weights.vocab, control_only=True)
+    with weights.in_use():
+        texts["control"] = vocab.special_texts(weights.vocab, control_only=True)
     return ChatTemplate(weights.metadata, **texts) if chat_format is None else NamedTemplate(chat_format, **texts)

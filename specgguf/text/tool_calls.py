@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from specgguf.config import did_you_mean
-from specgguf.errors import ConfigError, Unsupported
+from specgguf.errors import ConfigError
 
 from .detokenize import overlap
-from .tool_formats import MARKS, Mark, ToolCall, bare_calls, may_be_bare, parse_call
+from .tool_formats import MARKS, OPENED, Mark, ToolCall, bare_calls, may_be_bare, parse_call
 
 __all__ = ["ToolCall", "ToolCallParser", "ToolChoice", "choose", "parse_call"]
 
@@ -26,15 +26,16 @@ class ToolCallParser:
     Args:
         names: of the tools; an answer that is nothing but calls of them, without any mark, is one too. Without names
             there must be marks.
+        opened: the text begins inside a call in tags, without the first one.
     """
 
-    def __init__(self, names: Collection[str] = ()) -> None:
+    def __init__(self, names: Collection[str] = (), *, opened: bool = False) -> None:
         self._names = frozenset(names)
         self._held = ""
-        self._inside: Mark | None = None
+        self._inside: Mark | None = OPENED if opened else None
         self._space = ""  # blank space before the opening mark: text, if what follows is no call
         self._skip_space = False  # a call has just ended
-        self._bare = bool(names)  # the answer may still be calls and nothing else
+        self._bare = bool(names) and not opened  # the answer may still be calls and nothing else
 
     def feed(self, text: str) -> list[str | ToolCall]:
         """Add streamed text; returns the text and the calls that are now certain."""
@@ -91,25 +92,34 @@ class ToolCallParser:
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """Which tools a model is told of, and whether it must call a certain one.
+    """Which tools a model is told of, and which it must call.
 
     Attributes:
         tools: for the template; empty when there are none, or none may be called.
         forced: the name of the tool that must be called, or "". The reply is then only its arguments.
-        schema: the JSON schema of the forced tool's arguments.
+        is_required: one of the tools must be called. The reply is then only the call.
     """
 
     tools: tuple[Mapping[str, Any], ...] = ()
     forced: str = ""
-    schema: Mapping[str, Any] | None = None
+    is_required: bool = False
+
+    def schemas(self) -> list[tuple[str, Any, bool]]:
+        """Of each tool that may be called: its name, the schema of its arguments, and whether that is strict."""
+        functions = [tool["function"] for tool in self.tools]
+        return [
+            (function["name"], function.get("parameters") or {"type": "object"}, function.get("strict") is not False)
+            for function in functions
+            if self.forced in ("", function["name"])
+        ]
 
 
 def choose(tools: Any, tool_choice: Any) -> ToolChoice:
-    """Read OpenAI's `tools` and `tool_choice` ("auto", "none", or {"type": "function", "function": {"name"}}).
+    """Read OpenAI's `tools` and `tool_choice` ("auto", "none", "required", or {"type": "function", "function":
+    {"name"}}).
 
     Raises:
         ConfigError: malformed, or a tool of that name does not exist.
-        Unsupported: tool_choice "required".
     """
     known = _checked(tools)
     if tool_choice is None or tool_choice == "auto":
@@ -117,15 +127,16 @@ def choose(tools: Any, tool_choice: Any) -> ToolChoice:
     if tool_choice == "none":
         return ToolChoice()
     if tool_choice == "required":
-        raise Unsupported("tool_choice 'required' is not supported", hint="name the function: {'type': 'function', …}")
+        if not known:
+            raise ConfigError("tool_choice is 'required' and there are no tools", hint="give tools")
+        return ToolChoice(tuple(known.values()), is_required=True)
     function = tool_choice.get("function") if isinstance(tool_choice, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(name, str):
-        raise ConfigError(f"tool_choice must be 'auto', 'none' or name a function, not {tool_choice!r:.60}")
+        raise ConfigError(f"tool_choice must be 'auto', 'none', 'required' or a function, not {tool_choice!r:.60}")
     if name not in known:
         raise ConfigError(f"tool_choice names '{name}', which is not among the tools", hint=did_you_mean(name, known))
-    schema = known[name]["function"].get("parameters")
-    return ToolChoice(tuple(known.values()), name, schema or {"type": "object"})
+    return ToolChoice(tuple(known.values()), name)
 
 
 def _checked(tools: Any) -> dict[str, Mapping[str, Any]]:

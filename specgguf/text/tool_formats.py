@@ -129,6 +129,7 @@ MARKS = (
     Mark("<start_function_call>", "<end_function_call>", _gemma),
     Mark("<|tool_call>", "<tool_call|>", _gemma),
 )
+OPENED = Mark("", MARKS[0].end, MARKS[0].read)  # where a grammar has written the beginning
 
 
 # --- alone ------------------------------------------------------------------------------------------------

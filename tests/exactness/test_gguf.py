@@ -27,10 +27,10 @@ from specgguf.decode.records import Draft, Round, VerifyResult
 from specgguf.decode.sampling import Distribution, Rng, Transform, draw
 from specgguf.decode.step import generate
 from specgguf.decode.verifier import RULES, verify_token
+from specgguf.grammar.cursor import GrammarCursor, compile_grammar
 from specgguf.native import backend, rollback
 from specgguf.native.context import Model
 from specgguf.native.weights import Weights
-from specgguf.text.grammar import GrammarCursor, GrammarState
 
 PROMPT = [1, 5, 3, 7, 4]
 DENSE, RECURRENT = 1e-9, 1e-5  # how far a law may be from the target's
@@ -168,11 +168,9 @@ GBNF = 'root ::= ("a" | "b" "c"+)+ ("d" | "e" "a"*)'
 def test_dense_with_a_grammar(rule: Any, dense: tuple[Loaded, Loaded]) -> None:
     """A real grammar, its state carried along drafts and back: the law of the restricted target."""
     target, draft = dense
-    cursors: list[GrammarCursor] = []
 
     def grammar() -> GrammarCursor:
-        cursors.append(GrammarCursor(GrammarState.parse(target.weights.vocab, GBNF)))
-        return cursors[-1]
+        return compile_grammar(GBNF, target.weights.grammar_tokenizer)
 
     shared = grammar()
 
@@ -183,8 +181,6 @@ def test_dense_with_a_grammar(rule: Any, dense: tuple[Loaded, Loaded]) -> None:
     wanted = reference(target, top(3), 4, grammar)
     assert any(out[-1] in target.model.eog for out in wanted)
     assert total_variation(output_distribution(play), wanted) < DENSE
-    for cursor in cursors:
-        cursor.close()
 
 
 MEMORIES: dict[str, tuple[str, dict[str, Any]]] = {

@@ -95,7 +95,14 @@ def test_words_of_other_servers() -> None:
     assert chat(n=3).n == 3
     assert chat(logprobs=False, top_logprobs=0).keywords["logprobs"] is False
     assert completion(logit_bias=[[5, -100], [6, False]]).keywords["logit_bias"] == {5: -100.0, 6: -100.0}
-    off: dict[str, Any] = {"mirostat": 0, "tfs_z": 1, "xtc_probability": 0.0, "dry_multiplier": 0, "cache_prompt": True, "typ_p": 1}
+    off: dict[str, Any] = {
+        "mirostat": 0,
+        "tfs_z": 1,
+        "xtc_probability": 0.0,
+        "dry_multiplier": 0,
+        "cache_prompt": True,
+        "typ_p": 1,
+    }
     assert set(chat(**off, verbosity="low", unknown=None).keywords) == {"messages", "stream"}
 
 
