@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from specgguf.cli import exits
+from specgguf.cli import exits, keyboard
 from specgguf.cli.pairing import Pair, pick
 from specgguf.cli.settings import Settings
-from specgguf.cli.terminal import console, keyboard
+from specgguf.cli.terminal import console
 from specgguf.cli.terminal.status import StatusOutput
 
 from specgguf.errors import Cancelled, SpecggufError

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specgguf.cli import keyboard
 from specgguf.cli.settings import Settings
-from specgguf.cli.terminal import keyboard
 from specgguf.cli.terminal.progress import Progress, human_bytes
 from specgguf.cli.terminal.status import StatusOutput
 

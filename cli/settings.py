@@ -30,7 +30,7 @@ _SERVICE = re.compile(r"_SERVICE_(HOST|PORT)|_PORT_\d")
 
 @dataclass(frozen=True)
 class Value:
-    """A value and where it came from: "flag --temp", "SPECGGUF_TEMP", a file, "preset demo", "default"."""
+    """A value and where it came from: "flag --temp", "SPECGGUF_TEMPERATURE", a file, "preset demo", "default"."""
 
     value: Any
     origin: str

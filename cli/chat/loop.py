@@ -15,12 +15,12 @@ from specgguf.cli import exits
 from specgguf.cli.chat import slash
 from specgguf.cli.chat.actions.turns import Leave
 from specgguf.cli.chat.chat_session import ChatSession
-from specgguf.cli.chat.input import prompt
+from specgguf.cli.chat.input import prompt, reader
 from specgguf.cli.chat.saved.sessions import Session
 from specgguf.cli.interrupts import LeaveNow
+from specgguf.cli.keyboard import Keyboard
 from specgguf.cli.settings import data_dir
 from specgguf.cli.terminal import console
-from specgguf.cli.terminal.keyboard import Keyboard
 from specgguf.cli.terminal.stats_view import joined
 
 LEAVE_WITHIN_S = 2.0
@@ -33,7 +33,7 @@ def run(chat: ChatSession, keyboard: Keyboard, session: Session | None = None) -
     banner(chat, first_run=history is None or not history.exists())
     if session is not None:
         chat.tell(session)
-    reader = prompt.reader(
+    messages = reader.open_reader(
         keyboard,
         chat.status,
         history=history,
@@ -41,16 +41,16 @@ def run(chat: ChatSession, keyboard: Keyboard, session: Session | None = None) -
         color=chat.display.style.color,
     )
     try:
-        return _converse(chat, reader)
+        return _converse(chat, messages)
     finally:
-        reader.close()
+        messages.close()
 
 
-def _converse(chat: ChatSession, reader: prompt.Reader) -> int:
+def _converse(chat: ChatSession, messages: prompt.Reader) -> int:
     pressed = -LEAVE_WITHIN_S
     while True:
         try:
-            turn(chat, reader.read())
+            turn(chat, messages.read())
         except (EOFError, Leave):
             return goodbye(chat, exits.OK)
         except LeaveNow:

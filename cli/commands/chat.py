@@ -12,14 +12,14 @@ from specgguf.cli.chat import attachments, loop, oneshot, resume
 from specgguf.cli.chat.chat_session import ChatSession
 from specgguf.cli.chat.conversation import Conversation
 from specgguf.cli.chat.display import Display
-from specgguf.cli.chat.input import prompt
+from specgguf.cli.chat.input import reader
 from specgguf.cli.chat.saved import sessions
 from specgguf.cli.chat.saved.autosave import Autosave
 from specgguf.cli.chat.saved.sessions import Session
+from specgguf.cli.keyboard import Keyboard
 from specgguf.cli.options import GroupedCommand, SectionOption, options
 from specgguf.cli.settings import Settings, gather
 from specgguf.cli.terminal import console
-from specgguf.cli.terminal.keyboard import Keyboard
 from specgguf.cli.terminal.status import StatusOutput
 
 from specgguf.errors import ModelNotFound
@@ -96,7 +96,7 @@ def chat(
     if text is None:
         _tell_crashes(status)
     with contextlib.ExitStack() as held:
-        keyboard = Keyboard(bracketed_paste=prompt.capable())
+        keyboard = Keyboard(bracketed_paste=reader.capable())
         if text is None:
             held.enter_context(loop.orderly_end())
             held.enter_context(keyboard)

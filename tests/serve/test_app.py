@@ -21,6 +21,7 @@ from support.serve_support import WAIT_S, Json, Running, Scripted, events, servi
 
 from specgguf import SpeculativeLlama
 from specgguf.serve import http, queue
+from specgguf.serve.doors import RequestRecord
 from specgguf.serve.server import listen
 
 ASK: Json = {"messages": [{"role": "user", "content": "a word list"}], "max_tokens": 16, "temperature": 0}
@@ -311,7 +312,7 @@ values = st.recursive(scalars, lambda v: st.lists(v, max_size=3) | st.dictionari
 @given(data=st.data())
 def test_no_body_makes_the_server_fail(server: Running, data: st.DataObject) -> None:
     """Any value in any field: answered or refused, and never a 500."""
-    from specgguf.serve import fields
+    from specgguf.serve.protocols import fields
 
     path, base, table = data.draw(
         st.sampled_from([(CHAT, ASK, fields.CHAT), (COMPLETIONS, COMPLETE, fields.COMPLETION)])
@@ -625,15 +626,18 @@ def parse_metrics(text: str) -> dict[tuple[str, str], float]:
 
 
 def test_log_lines() -> None:
-    lines: list[str] = []
+    records: list[RequestRecord] = []
     engine = Scripted()
     engine.open()
-    with serving(engine, lines.append) as server:
+    with serving(engine, records.append) as server:
         server.post(CHAT, ASK)
         server.post(CHAT, {})
         with server.client() as client:
             client.get("/health")
-    assert [line.rsplit(" ", 2)[0] for line in lines] == [f"POST {CHAT} 200", f"POST {CHAT} 400"]
+    assert [(r.method, r.path, r.status) for r in records] == [("POST", CHAT, 200), ("POST", CHAT, 400)]
+    assert records[0].text().startswith(f"POST {CHAT} 200 ")
+    assert records[1].fields()["error"] == "messages is missing"
+    assert records[0].id != records[1].id
 
 
 # --- load -------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 from specgguf.cli import open_pair
 from specgguf.cli.chat import oneshot
-from specgguf.cli.chat.input import prompt
+from specgguf.cli.chat.input import prompt, reader
 from specgguf.cli.main import cli
 from specgguf.cli.options import SETTINGS
 from specgguf.cli.settings import Settings
@@ -104,7 +104,7 @@ def converse(run: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
     def do(*lines: str | BaseException, flags: Sequence[str] = (), **keywords: Any) -> Ran:
         with monkeypatch.context() as patch:
             patch.setattr(oneshot, "read_question", lambda _words: None)
-            patch.setattr(prompt, "reader", lambda *_, **__: Script(lines))
+            patch.setattr(reader, "open_reader", lambda *_, **__: Script(lines))
             return run("chat", *flags, **keywords)
 
     return do

@@ -31,8 +31,8 @@ class Screen:
         return str(self.child.before)
 
     def prompt(self) -> None:
-        """Wait until the next message can be typed: the editor switches bracketed paste on."""
-        self.see("\x1b[?2004h")
+        """Wait until the next message can be typed: the editor has drawn its empty line."""
+        self.see(">\x08\x1b[2C")
         self.see("\x1b[?25h")
 
     def type(self, text: str) -> None:
@@ -94,4 +94,5 @@ def saved(tmp_path: Path) -> list[dict[str, str]]:
 def waits_for(screen: Screen, true: Callable[[], bool]) -> None:
     """Let the program run until `true()`, which looks at its files."""
     while not true():
+        assert screen.child.isalive()
         screen.child.expect([pexpect.TIMEOUT], timeout=0.02)

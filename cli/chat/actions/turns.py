@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from specgguf.cli.terminal import keyboard
+from specgguf.cli import keyboard
 
 if TYPE_CHECKING:
     from specgguf.cli.chat.chat_session import ChatSession

@@ -26,7 +26,7 @@ from prompt_toolkit.output import ColorDepth, create_output
 from prompt_toolkit.shortcuts import CompleteStyle
 from specgguf.cli.chat.input.paste import Pastes
 from specgguf.cli.chat.input.prompt import MORE, PROMPT, Complete, Typed, is_open, readable, typed
-from specgguf.cli.terminal.keyboard import Keyboard
+from specgguf.cli.keyboard import Keyboard
 from specgguf.cli.terminal.status import StatusOutput
 
 # Shift-Enter and Alt-Enter, as terminals report them in xterm's and in kitty's way: a new line.

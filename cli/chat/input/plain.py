@@ -8,7 +8,7 @@ import codecs
 import sys
 
 from specgguf.cli.chat.input.prompt import MORE, PROMPT, Typed, is_open, readable, typed
-from specgguf.cli.terminal.keyboard import TOGETHER_S, Keyboard
+from specgguf.cli.keyboard import TOGETHER_S, Keyboard
 from specgguf.cli.terminal.status import StatusOutput
 
 ERASE_CHARACTER, ERASE_WORD, ERASE_LINE, END = "\x7f\b", "\x17", "\x15", "\x04"

@@ -1,18 +1,12 @@
-"""Reads messages: with an editor in a terminal that can move its cursor, plainly in one that cannot.
-
-Enter sends; Alt-Enter or Shift-Enter starts a new line; three typed quotes open a text of many lines that three quotes
-close. What is pasted is one message, exactly as it was pasted. Knows nothing of what the words mean.
+"""What is typed at the prompt, and what of it is sent: three typed quotes open a text of many lines that three quotes
+close; what is pasted is sent exactly as it was pasted. Knows nothing of what the words mean.
 """
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from specgguf.cli.terminal.keyboard import Keyboard
 from specgguf.cli.terminal.status import StatusOutput
 
 QUOTES = '"""'
@@ -38,25 +32,6 @@ class Reader(Protocol):
 
     def close(self) -> None:
         """No more is read: what was typed and not sent goes into the history."""
-
-
-def capable() -> bool:
-    """Whether the terminal can move its cursor."""
-    seen = sys.stdout.isatty() or sys.stderr.isatty()
-    return seen and os.environ.get("TERM", "") not in ("", "dumb")
-
-
-def reader(
-    keyboard: Keyboard, status: StatusOutput, *, history: Path | None, complete: Complete, color: bool
-) -> Reader:
-    """The best reader that the terminal allows."""
-    if capable() and keyboard.held:
-        from specgguf.cli.chat.input.editor import LineEditor
-
-        return LineEditor(keyboard, status, history=history, complete=complete, color=color)
-    from specgguf.cli.chat.input.plain import PlainReader
-
-    return PlainReader(keyboard, status)
 
 
 def is_open(text: str) -> bool:
