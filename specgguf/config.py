@@ -65,7 +65,7 @@ def require_whole(name: str, value: object, low: int, high: int | float = math.i
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How the target's logits become a law, and when a generation ends.
+    """How the target's logits become a distribution, and when a generation ends.
 
     Names and defaults are those of llama-cpp-python's `create_completion`; where vLLM's `SamplingParams`
     has the same thing, the name is the same there.
@@ -83,7 +83,7 @@ class SamplingParams:
         seed: None draws one from the system; every other value, 0 too, is a seed.
         ignore_eos: forbid end-of-generation tokens.
         logprobs: None, or how many alternatives to report beside each token's log-probability.
-        grammar: a GBNF grammar that restricts the target's law.
+        grammar: restricts the target's distribution: a GBNF text, or what `grammar.sources.read_grammar` takes.
     """
 
     temperature: float = 0.8
@@ -102,7 +102,7 @@ class SamplingParams:
     seed: int | None = None
     ignore_eos: bool = False
     logprobs: int | None = None
-    grammar: str | None = None
+    grammar: Any = None
 
     def __post_init__(self) -> None:
         require_number("temperature", self.temperature, -math.inf, math.inf)

@@ -16,8 +16,8 @@ from specgguf.cli.chat.input import reader
 from specgguf.cli.chat.saved import sessions
 from specgguf.cli.chat.saved.autosave import Autosave
 from specgguf.cli.chat.saved.sessions import Session
+from specgguf.cli.flags import GroupedCommand, SectionOption, options
 from specgguf.cli.keyboard import Keyboard
-from specgguf.cli.options import GroupedCommand, SectionOption, options
 from specgguf.cli.settings import Settings, gather
 from specgguf.cli.terminal import console
 from specgguf.cli.terminal.status import StatusOutput

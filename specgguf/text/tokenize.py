@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from specgguf.errors import ConfigError, Unsupported
-from specgguf.native import vocab
 from specgguf.native.weights import Weights
 
 from .arguments import token_ids
@@ -19,7 +18,7 @@ from .template import ChatTemplate, NamedTemplate
 
 def tokenize(weights: Weights, text: bytes, *, add_bos: bool = True, special: bool = False) -> list[int]:
     """Token ids of `text`; `special` reads special tokens' texts as those tokens."""
-    return list(weights.llama.tokenize(text, add_bos, special))
+    return weights.tokenize(text, add_bos=add_bos, special=special)
 
 
 def detokenize(weights: Weights, tokens: Iterable[int], *, special: bool = False) -> bytes:
@@ -31,8 +30,8 @@ def detokenize(weights: Weights, tokens: Iterable[int], *, special: bool = False
     tokens = token_ids(tokens)
     if any(not 0 <= t < weights.n_vocab for t in tokens):
         raise ConfigError(f"token ids of this model are 0 to {weights.n_vocab - 1}")
-    data = b"".join(vocab.piece(weights.vocab, token, special=special) for token in tokens)
-    starts_text = bool(tokens) and tokens[0] == weights.llama.token_bos() and data.startswith(b" ")
+    data = b"".join(weights.piece(token, special=special) for token in tokens)
+    starts_text = bool(tokens) and tokens[0] == weights.bos and data.startswith(b" ")
     return data[1:] if starts_text else data
 
 
@@ -48,13 +47,13 @@ def prompt_ids(weights: Weights, prompt: str | Sequence[int], suffix: str | None
     if not isinstance(prompt, str):
         return token_ids(prompt)
     data = prompt.encode("utf-8", "surrogatepass")
-    vocab.check_length(weights.vocab, len(data), n_ctx)
+    weights.check_length(len(data), n_ctx)
     return tokenize(weights, data, special=True)
 
 
 def _infill(weights: Weights, prompt: str | Sequence[int], suffix: str) -> list[int]:
     """Prefix, suffix, middle: the file's own fill-in-the-middle tokens around the two texts."""
-    marks = vocab.fim_tokens(weights.vocab)
+    marks = weights.fim
     if marks is None:
         raise Unsupported("this model has no fill-in-the-middle tokens, so suffix cannot be used")
     prefix = tokenize(weights, prompt.encode(), add_bos=False) if isinstance(prompt, str) else token_ids(prompt)
@@ -68,7 +67,7 @@ def template_of(weights: Weights, chat_format: str | None) -> ChatTemplate:
         ConfigError: no such format. Unsupported: the file has no template, or a broken one.
     """
     texts: dict[str, Any] = {
-        name: vocab.piece(weights.vocab, token, special=True).decode("utf-8", "replace") if token >= 0 else ""
-        for name, token in (("bos", weights.llama.token_bos()), ("eos", weights.llama.token_eos()))
+        name: weights.piece(token, special=True).decode("utf-8", "replace") if token >= 0 else ""
+        for name, token in (("bos", weights.bos), ("eos", weights.eos))
     }
     return ChatTemplate(weights.metadata, **texts) if chat_format is None else NamedTemplate(chat_format, **texts)

@@ -5,6 +5,7 @@ The yardstick is a second context over the same file that reads the text from th
 
 from __future__ import annotations
 
+import contextlib
 import random
 import re
 from collections.abc import Callable, Iterator
@@ -16,13 +17,13 @@ import numpy as np
 import pytest
 from conftest import Pair
 from support import tiny
-from support.contexts import KEYWORDS, MEMORIES, NOISE, TEXT, Opened, opened_as
+from support.contexts import KEYWORDS, MEMORIES, TEXT, WRONG, Opened, opened_as
 
 from specgguf.errors import BackendError, Cancelled, ContextFull, ModelNotFound
 from specgguf.models.header import check_gguf
 from specgguf.native import backend, rollback
 from specgguf.native.context import Model
-from specgguf.native.prefixes import common_prefix
+from specgguf.native.sequence import Sequence, common_prefix
 from specgguf.native.weights import Weights
 
 
@@ -57,7 +58,7 @@ def _emptied(request: pytest.FixtureRequest) -> Iterator[None]:
 def test_any_length_of_prompt(any_memory: Opened, n: int) -> None:
     """Around the chunk, and up to the last place of the context."""
     got = any_memory.model.extend(TEXT[:n], 1)[0].copy()
-    assert np.abs(got - any_memory.row(TEXT[:n])).max() < NOISE
+    assert np.abs(got - any_memory.row(TEXT[:n])).max() < any_memory.noise
     assert any_memory.model.tokens == TEXT[:n]
 
 
@@ -67,7 +68,7 @@ def test_rows_across_the_edge_of_a_chunk(dense: Opened, n: int) -> None:
     rows = dense.model.extend(TEXT[:n], 5).copy()
     assert rows.shape == (5, dense.model.n_vocab)
     for i in range(5):
-        assert np.abs(rows[i] - dense.row(TEXT[: n - 4 + i])).max() < NOISE
+        assert np.abs(rows[i] - dense.row(TEXT[: n - 4 + i])).max() < dense.noise
 
 
 def test_no_rows_and_no_tokens(dense: Opened) -> None:
@@ -101,7 +102,7 @@ def test_a_context_of_the_models_own_length(dense: Opened) -> None:
 def test_a_context_that_is_not_finished_is_freed(dense: Opened, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
     freed: list[Any] = []
-    make, free, free_batch = backend.new_context, backend.free_context, backend.Batch.close
+    make, free = backend.new_context, backend.free_context
 
     def making(*given: Any) -> Any:
         made.append(make(*given))
@@ -111,22 +112,17 @@ def test_a_context_that_is_not_finished_is_freed(dense: Opened, step: str, monke
         freed.append(ctx)
         free(ctx)
 
-    def freeing_batch(batch: backend.Batch) -> None:
-        freed.append("batch")
-        free_batch(batch)
-
     def failing(*_: Any) -> None:
         raise BackendError("cannot")
 
     monkeypatch.setattr(backend, "new_context", making)
     monkeypatch.setattr(backend, "free_context", freeing)
-    monkeypatch.setattr(backend.Batch, "close", freeing_batch)
     monkeypatch.setattr(rollback if step == "select" else backend, step, failing)
     if step == "apply_lora":
         monkeypatch.setattr(dense.weights.llama, "_lora_adapter", object(), raising=False)
     with pytest.raises(BackendError, match="cannot"):
         Model(dense.weights, n_ctx=64)
-    assert freed == ["batch", *made]
+    assert freed == made
     assert len(made) == (step != "new_context")
 
 
@@ -189,7 +185,7 @@ def test_dummies_leave_nothing_behind(dense: Opened, n_padding: int) -> None:
         width = 3 if at % 2 else 2
         rows = model.extend(TEXT[at : at + width], width, n_padding).copy()
         assert model.tokens == TEXT[: at + width]
-        assert backend.pos_max(model._ctx) == at + width - 1
+        assert backend.pos_max(model.context.handle, 0) == at + width - 1
         for i, row in enumerate(rows):
             assert (row == dense.row(TEXT[: at + i + 1])).all()
         if width < 3:
@@ -325,10 +321,51 @@ def test_an_interrupt_inside_a_decode(
     any_memory.check()
 
 
+def interrupted_roll_back(opened: Opened, call: str, *, really: bool) -> bool:
+    """Ctrl-C inside the native call that drops tokens, before or after its work; whether that call was made."""
+    model, native = opened.model, getattr(backend, call)
+    model.extend(TEXT[:20], 0)
+    model.mark(4)
+    model.extend(TEXT[20:25], 1)
+
+    def interrupted(*given: Any) -> Any:
+        if really:
+            native(*given)
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backend, call, interrupted)
+        try:
+            model.roll_back(22)
+        except KeyboardInterrupt:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("call", ["seq_rm", "set_state"])
+@pytest.mark.parametrize("really", [False, True])
+def test_an_interrupt_inside_a_roll_back(any_memory: Opened, call: str, really: bool) -> None:
+    """The next use finds out what is held."""
+    interrupted_roll_back(any_memory, call, really=really)
+    assert any_memory.model.tokens == TEXT[: len(any_memory.model.tokens)]
+    assert any_memory.model.reuse(TEXT[:24]) <= 24
+    any_memory.check()
+
+
+def test_believing_an_interrupted_roll_back_is_seen(any_memory: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: as if `tokens` still said what is held."""
+    call = "seq_rm" if any_memory.model.rolls_back_freely or any_memory.model.rollback.name == "native" else "set_state"
+    monkeypatch.setattr(Sequence, "resync", lambda sequence: None)
+    assert interrupted_roll_back(any_memory, call, really=True)
+    any_memory.model.in_doubt = False
+    with contextlib.suppress(BackendError):
+        assert any_memory.error([*TEXT[:25], 5]) > WRONG
+
+
 def test_a_cache_that_is_not_what_it_should_be_is_cleared(dense: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     dense.model.extend(TEXT[:9], 0)
     with monkeypatch.context() as patch:
-        patch.setattr(backend, "pos_max", lambda ctx: 3)
+        patch.setattr(backend, "pos_max", lambda ctx, seq: 3)
         with pytest.raises(BackendError, match="ends at position 3, not 9"):
             dense.model.extend([4], 1)
     assert dense.model.tokens == []

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from conftest import Pair
 from support import models
-from support.contexts import MEMORIES, NOISE, TEXT, Opened, opened_as
+from support.contexts import MEMORIES, TEXT, WRONG, Opened, opened_as
 from support.fakes import FakeCutter, Script
 
 from specgguf import SamplingParams, SpeculativeLlama
@@ -26,7 +26,6 @@ from specgguf.errors import BackendError
 from specgguf.native import backend, rollback
 
 SAMPLED = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, ignore_eos=True)
-WRONG = 1e-2  # a wrong state is off by so much and more
 
 # More than the window of 16, kinds of memory for target and draft
 PAIRS = [
@@ -115,7 +114,7 @@ def test_random_patterns_leave_fresh_memories(
     for seed in range(4):
         for watched in play(target, draft, seed):
             assert watched.n_outputs > 20
-            assert watched.worst < NOISE
+            assert watched.worst < watched.opened.noise
     target.close()
     draft.close()
 
@@ -160,7 +159,7 @@ def cut(opened: Opened, n_read: int, n: int, *, at_once: bool) -> int:
         model.extend(TEXT[start : min(start + step, n_read)], 1)
     kept = model.roll_back(n)
     assert kept in (0, n)
-    assert opened.error([*TEXT[:kept], 4, 6]) < NOISE
+    assert opened.error([*TEXT[:kept], 4, 6]) < opened.noise
     return kept
 
 
@@ -182,13 +181,15 @@ def test_cuts_on_a_sliding_window(full: bool, at_once: bool, tiny_sliding: Pair)
 class Forgetful(rollback.Plain):
     """As if a cut within the last decode were always safe, however many ubatches that was."""
 
-    def before(self, n_held: int, n_new: int) -> None:
+    def before(self, n_held: int, n_new: int, *, whole: bool) -> None:
         self._safe_from = n_held
 
 
 def test_a_cut_into_a_wide_decode_is_seen(tiny_sliding: Pair) -> None:
     opened = Opened(tiny_sliding.target, {"swa_full": False}, n_ctx=700, n_batch=512, n_ubatch=32, n_outputs_max=8)
-    opened.model.rollback = Forgetful(opened.model._ctx, 16)
+    found = opened.model.rollback
+    assert isinstance(found, rollback.Plain)
+    opened.model.rollback = Forgetful(opened.model.context.handle, 0, found._window)
     with pytest.raises((BackendError, AssertionError)):
         cut(opened, 390, 100, at_once=True)
     opened.close()
@@ -229,7 +230,7 @@ def native(tiny_hybrid: Pair) -> Iterator[Opened]:
 
 @pytest.mark.parametrize("history", [after_marks, after_a_failure])
 def test_native_rollback_after_what_it_does_not_expect(history: Callable[[Opened], float], native: Opened) -> None:
-    assert history(native) < NOISE
+    assert history(native) < native.noise
 
 
 @pytest.mark.parametrize("width", range(1, 8))
@@ -245,7 +246,7 @@ def test_native_rollback_at_every_distance(width: int, n_dropped: int, native: O
     assert again == 0, "one rollback a decode"
     model.extend(TEXT[:10], 0)
     model.extend(TEXT[10 : 10 + width], 1)
-    assert native.error([*TEXT[: 10 + width - n_dropped], 5, 4]) < NOISE
+    assert native.error([*TEXT[: 10 + width - n_dropped], 5, 4]) < native.noise
 
 
 class KeepsMarks(rollback.Native):
@@ -256,7 +257,7 @@ class KeepsMarks(rollback.Native):
 
 
 def test_a_mark_of_a_dropped_text_is_seen(native: Opened) -> None:
-    native.model.rollback = KeepsMarks(native.model._ctx, 4)
+    native.model.rollback = KeepsMarks(native.model.context.handle, 0, 4)
     assert after_marks(native) > WRONG
 
 
@@ -265,7 +266,7 @@ def test_a_mark_of_a_dropped_text_is_seen(native: Opened) -> None:
 
 def test_a_way_that_does_not_work_is_not_taken(tiny_hybrid: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """The probe at load finds out; then whatever must be dropped takes everything with it."""
-    monkeypatch.setattr(backend, "set_state", lambda ctx, data, flags=0: False)
+    monkeypatch.setattr(backend, "set_state", lambda ctx, data, seq, flags=0: False)
     monkeypatch.setattr(rollback.Checkpoint, "resync", lambda rollback, n: n)
     opened = Opened(tiny_hybrid.target)
     assert opened.model.rollback.name == "none"
@@ -273,7 +274,7 @@ def test_a_way_that_does_not_work_is_not_taken(tiny_hybrid: Pair, monkeypatch: p
     opened.model.mark(5)
     opened.model.extend(TEXT[10:13], 1)
     assert opened.model.roll_back(12) == 0
-    assert opened.error(TEXT[:11]) < NOISE
+    assert opened.error(TEXT[:11]) < opened.noise
     opened.close()
 
 

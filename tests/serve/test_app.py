@@ -162,8 +162,8 @@ WRONG: dict[str, tuple[Json, str | None]] = {
     "seed a text": ({"seed": "7"}, "seed"),
     "draft a word": ({"draft": "much"}, "draft"),
     "draft too long": ({"draft": 99}, "draft"),
-    "grammar broken": ({"grammar": "root ::= ("}, None),
-    "grammar with NUL": ({"grammar": "root ::= \0"}, None),
+    "grammar broken": ({"grammar": "root ::= ("}, "grammar"),
+    "grammar with NUL": ({"grammar": "root ::= \0"}, "grammar"),
     "nothing is allowed": ({"grammar": 'root ::= ""', "ignore_eos": True}, None),
     "unknown": ({"temprature": 1}, "temprature"),
     "user a number": ({"user": 5}, "user"),
@@ -180,7 +180,7 @@ WRONG_CHAT: dict[str, tuple[Json, str | None]] = {
     "tools without a function": ({"tools": [{"type": "function"}]}, None),
     "tool_choice a number": ({"tool_choice": 5}, "tool_choice"),
     "tool_choice with a text": ({"tool_choice": {"function": "f"}}, "tool_choice"),
-    "tool_choice unknown": ({"tools": [{"function": {"name": "f"}}], "tool_choice": "required"}, None),
+    "tool_choice unknown": ({"tools": [{"function": {"name": "f"}}], "tool_choice": "any"}, None),
     "response_format a text": ({"response_format": "json"}, "response_format"),
     "response_format unknown": ({"response_format": {"type": "xml"}}, None),
     "a schema that is none": ({"response_format": {"type": "json_object", "schema": 5}}, None),
@@ -294,14 +294,16 @@ HEAVY: dict[str, tuple[str, Json]] = {
 
 
 @pytest.mark.parametrize("name", HEAVY)
-def test_what_would_take_minutes_is_refused_at_once(server: Running, name: str) -> None:
-    """Before llama.cpp, or the converter of schemas, spends them: both cannot be stopped."""
+def test_what_would_take_minutes_is_refused_or_served_at_once(server: Running, name: str) -> None:
+    """Nothing that a client sends may hold the engine without producing tokens."""
     path, change = HEAVY[name]
     if "prompt" not in change and "messages" not in change and "grammar" not in change:
         change = {"response_format": {"type": "json_object", "schema": change}}
     base = ASK if path == CHAT else COMPLETE
     with server.client() as client:
-        is_error(client.post(path, json={**base, **change}, timeout=20.0), 400)
+        response = client.post(path, json={**base, **change}, timeout=20.0)
+        if response.status_code != 200:
+            is_error(response, 400)
 
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)

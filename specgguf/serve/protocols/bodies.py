@@ -172,6 +172,10 @@ def _call(values: Json, defaults: Mapping[str, Any]) -> Call:
     for name, value in options.items():
         if name not in ("include_usage", "include_obfuscation") or not isinstance(value, bool):
             raise BadRequest("stream_options takes include_usage: true or false", param="stream_options")
+    if "structured_outputs" in values:  # vLLM's name
+        if "grammar" in values:
+            raise BadRequest("grammar and structured_outputs say the same: give one", param="structured_outputs")
+        values["grammar"] = values.pop("structured_outputs")
     keywords = {**defaults, **values}
     try:
         sampling = {k: v for k, v in keywords.items() if k in _SAMPLING}
