@@ -24,7 +24,6 @@ from .decode.stats import Stats
 from .errors import ConfigError, Unsupported
 from .grammar.cursor import compile_grammar
 from .loading import open_pair
-from .native import vocab
 from .text import tokenize as prompts
 from .text.arguments import completion_params, draft_config, token_ids, tool_request
 from .text.completion import ChatCompletion, Completion, ResponseMetadata, TextCompletion
@@ -180,15 +179,15 @@ class SpeculativeLlama:
 
     def token_bos(self) -> int:
         """The beginning-of-text id; -1 where there is none."""
-        return int(self._pair.weights.llama.token_bos())
+        return self._pair.weights.bos
 
     def token_eos(self) -> int:
         """The end-of-text id."""
-        return int(self._pair.weights.llama.token_eos())
+        return self._pair.weights.eos
 
     def token_nl(self) -> int:
         """The id of a newline."""
-        return int(self._pair.weights.llama.token_nl())
+        return self._pair.weights.nl
 
     # --- text and tokens ----------------------------------------------------------------------------------
 
@@ -205,7 +204,7 @@ class SpeculativeLlama:
         return self._pair.weights.vocab
 
     def _piece(self, token: int) -> bytes:
-        return vocab.piece(self._vocab, token)
+        return self._pair.weights.piece(token)
 
     def render(
         self,
@@ -220,9 +219,8 @@ class SpeculativeLlama:
             ContextFull: it is so long that no tokens could make it fit.
         """
         prompt = self._template.render(messages, tools=tools, enable_thinking=enable_thinking)
-        data = prompt.encode()
-        vocab.check_length(self._vocab, len(data), self.n_ctx())
-        tokens = self.tokenize(data, add_bos=not self._template.has_bos(prompt), special=True)
+        add_bos = not self._template.has_bos(prompt)
+        tokens = prompts.rendered_ids(self._pair.weights, prompt, add_bos=add_bos, n_ctx=self.n_ctx())
         return RenderedPrompt(tokens, open_reasoning(prompt))
 
     @property
@@ -270,7 +268,8 @@ class SpeculativeLlama:
         max_tokens = n_left if params.max_tokens is None or params.max_tokens <= 0 else min(params.max_tokens, n_left)
         grammar = None
         if params.grammar is not None:
-            grammar = compile_grammar(params.grammar, self._pair.weights.grammar_tokenizer)
+            with self._pair.weights.in_use() as weights:
+                grammar = compile_grammar(params.grammar, weights.grammar_tokenizer)
         detokenizer = Detokenizer(self._piece, eog=self._engine.target.eog, stop=params.stop, max_tokens=max_tokens)
         return self._engine.generate(
             prompt,
@@ -354,7 +353,6 @@ class SpeculativeLlama:
             lock=lambda: self._engine.lock(call["timeout"]),
             logprobs=LogprobWriter(self._piece, len(text)) if call["logprobs"] is not None else None,
             echo=text if echo else "",
-            ending=suffix or "",
         )
 
     def _metadata_of(self, call: Mapping[str, Any]) -> ResponseMetadata:
@@ -451,7 +449,7 @@ class SpeculativeLlama:
             self._generation(prompt, params, config, call["timeout"], ReasoningSplitter(prompt.reasoning_tag)),
             lock=lambda: self._engine.lock(call["timeout"]),
             logprobs=LogprobWriter(self._piece) if call["logprobs"] else None,
-            parse_tools=bool(request.tools),
+            tool_names=request.names,
             forced_tool=request.forced,
             is_call=request.is_required,
         )

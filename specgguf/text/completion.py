@@ -8,7 +8,7 @@ here, no clock and no random ids: both are handed in.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -120,17 +120,15 @@ class TextCompletion(Completion):
     """The reply of a text completion.
 
     Args:
-        echo: put before its text. ending: (the suffix) put after it.
+        echo: put before its text.
     """
 
-    def __init__(
-        self, response: ResponseMetadata, generation: Stream, *, echo: str = "", ending: str = "", **more: Any
-    ) -> None:
+    def __init__(self, response: ResponseMetadata, generation: Stream, *, echo: str = "", **more: Any) -> None:
         super().__init__(response, generation, **more)
-        self._echo, self._ending = echo, ending
+        self._echo = echo
 
     def _whole(self, chunks: list[Chunk]) -> Json:
-        text = self._echo + "".join(chunk.text for chunk in chunks) + self._ending
+        text = self._echo + "".join(chunk.text for chunk in chunks)
         entries = self._logprobs.all(chunks) if self._logprobs else None
         return self._dict(text, entries, self._finish_reason)
 
@@ -141,7 +139,7 @@ class TextCompletion(Completion):
             if _is_shown(chunk):
                 entry = self._logprobs.add(chunk) if self._logprobs else None
                 yield self._dict(chunk.text, entry) | {"from_draft": chunk.from_draft}
-        yield self._dict(self._ending, reason=self._finish_reason) | {"from_draft": False} | self._extras()
+        yield self._dict("", reason=self._finish_reason) | {"from_draft": False} | self._extras()
 
     def _dict(self, text: str, entries: Json | None = None, reason: str | None = None) -> Json:
         return {
@@ -160,8 +158,8 @@ class ChatCompletion(Completion):
     """The reply of a chat completion. Reasoning is told apart, as `reasoning_content`.
 
     Args:
-        parse_tools: turn `<tool_call>` JSON into tool_calls. One comes whole, in the chunk of the token that completes
-            it; a forced one as its arguments grow.
+        tool_names: turn calls of these into tool_calls, in whichever format they come. One comes whole, in the chunk
+            of the token that completes it; a forced one as its arguments grow.
         forced_tool: the text is the arguments of a call of this function.
         is_call: the text is the JSON of a call, without tags.
     """
@@ -171,13 +169,13 @@ class ChatCompletion(Completion):
         response: ResponseMetadata,
         generation: Stream,
         *,
-        parse_tools: bool = False,
+        tool_names: Collection[str] = (),
         forced_tool: str = "",
         is_call: bool = False,
         **more: Any,
     ) -> None:
         super().__init__(response, generation, **more)
-        self._parse_tools, self._forced_tool, self._is_call = parse_tools, forced_tool, is_call
+        self._tool_names, self._forced_tool, self._is_call = tool_names, forced_tool, is_call
 
     def _whole(self, chunks: list[Chunk]) -> Json:
         response, text = self.response, "".join(chunk.text for chunk in chunks)
@@ -188,9 +186,9 @@ class ChatCompletion(Completion):
         if self._forced_tool:
             call = _call_dict(response, 0, ToolCall(self._forced_tool, text))
             message |= {"content": None, "function_call": call["function"], "tool_calls": [call]}
-            reason = "tool_calls"
-        elif self._parse_tools:
-            parser = ToolCallParser(opened=self._is_call)
+            reason = _with_calls(reason)
+        elif self._tool_names:
+            parser = ToolCallParser(self._tool_names, opened=self._is_call)
             parts = parser.feed(text) + parser.flush()
             calls = [part for part in parts if isinstance(part, ToolCall)]
             if calls:
@@ -202,7 +200,7 @@ class ChatCompletion(Completion):
         return _chat_dict(response, "chat.completion", choice)
 
     def _chunks(self) -> Iterator[Json]:
-        deltas = _Deltas(self.response, self._parse_tools, self._forced_tool, self._is_call)
+        deltas = _Deltas(self.response, self._tool_names, self._forced_tool, self._is_call)
         is_first = True
         for chunk in self.generation:
             if is_first:
@@ -223,9 +221,11 @@ class ChatCompletion(Completion):
 class _Deltas:
     """A stream's text as deltas: content, tool calls, or the arguments of a forced call."""
 
-    def __init__(self, response: ResponseMetadata, parse_tools: bool, forced_tool: str, is_call: bool) -> None:
+    def __init__(
+        self, response: ResponseMetadata, tool_names: Collection[str], forced_tool: str, is_call: bool
+    ) -> None:
         self.response = response
-        self._parser = ToolCallParser(opened=is_call) if parse_tools and not forced_tool else None
+        self._parser = ToolCallParser(tool_names, opened=is_call) if tool_names and not forced_tool else None
         self._forced = forced_tool
         self._n_calls = 0
 
@@ -262,9 +262,7 @@ class _Deltas:
 
     def finish_reason(self, reason: str) -> str:
         """OpenAI's word for why the reply ended."""
-        if self._forced:
-            return "tool_calls"
-        return _with_calls(reason) if self._n_calls else reason
+        return _with_calls(reason) if self._n_calls or self._forced else reason
 
 
 def _with_calls(reason: str) -> str:

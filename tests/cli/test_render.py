@@ -105,7 +105,7 @@ def test_stats_line() -> None:
     stats.add(Round((1,), verify_s=0.5))
     said = stats_view.parts(stats, 1000, ended="stopped")
     assert stats_view.joined(said) == (
-        "4 tokens in 1.0 s, 4.0 tok/s | draft 2/4 accepted (50 %), 2.0 tokens per pass | "
+        "4 tokens in 1.0 s, 4.0 tok/s | draft 2/4 accepted (50 %), 2.0 tokens per forward pass | "
         "prompt 38 new + 474 cached | context 52 % | stopped"
     )
     for width in (20, 40, 80, 200):
@@ -113,10 +113,10 @@ def test_stats_line() -> None:
         assert " | ".join(rows) == stats_view.joined(said)
         assert all(len(row) < width or " | " not in row for row in rows)
     stats.off_reason = "the draft model is too slow"
-    assert "; now rests: the draft model is too slow" in stats_view.joined(stats_view.parts(stats, 1000))
+    assert "; drafting is off: the draft model is too slow" in stats_view.joined(stats_view.parts(stats, 1000))
 
 
-def test_stats_page_shows_positions_trace_and_rests() -> None:
+def test_stats_page_shows_positions_trace_and_plain_rounds() -> None:
     stats = Stats()
     for n, accepted in ((4, 4), (4, 2), (0, 0), (1, 0)):
         stats.add(Round((1,), draft_n=n, draft_n_accepted=accepted, verify_s=0.1))
@@ -124,14 +124,16 @@ def test_stats_page_shows_positions_trace_and_rests() -> None:
     text = "\n".join(stats_view.page(stats, stats, 1000, PLAIN))
     assert re.search(r"position +1 +2 +3 +4\n +accepted +67 % +100 % +50 % +100 %\n", text)
     assert "██·▃" in text
-    assert "rested   1 of 4 rounds; now rests: it does not pay" in text
+    assert "plain    1 of 4 rounds; drafting is off: it does not pay" in text
     stats.draft_lengths.remove(0)
-    assert "rested   0 of 3 rounds; now rests: it does not pay" in "\n".join(stats_view.page(stats, stats, 1000, PLAIN))
+    assert "plain    0 of 3 rounds; drafting is off: it does not pay" in "\n".join(
+        stats_view.page(stats, stats, 1000, PLAIN)
+    )
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 140, None])
 @pytest.mark.parametrize("drafts", [True, False])
-def test_stats_page_breaks_between_words_and_says_once_why_it_rests(width: int | None, drafts: bool) -> None:
+def test_stats_page_breaks_between_words_and_says_once_why_drafting_is_off(width: int | None, drafts: bool) -> None:
     stats = Stats()
     for i in range(200):
         n = i % 17 if drafts else 0
@@ -143,7 +145,7 @@ def test_stats_page_breaks_between_words_and_says_once_why_it_rests(width: int |
     words = text.split()
     assert " ".join(words).count(stats.off_reason) == 1
     assert {"62%", "rounds;"} <= set(words)
-    row = next(i for i, line in enumerate(page) if line.startswith("  rested   "))
+    row = next(i for i, line in enumerate(page) if line.startswith("  plain    "))
     below = page[row + 1]
     assert below.startswith((" " * (2 + stats_view.LABEL), "  time     ")), text
     if drafts:

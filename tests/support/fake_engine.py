@@ -145,7 +145,7 @@ class FakeEngine:
         )
         for stats in (self.last_stats, self.stats):
             stats.add(round)
-            stats.off_reason = "drafting is off" if resting else ""
+            stats.off_reason = "nobody wants it" if resting else ""
 
     def _hang(self, generation: FakeGeneration) -> None:
         while not self._cancelled and not generation.cancelled:
