@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from conftest import Pair
 from support import models
-from support.contexts import MEMORIES, TEXT, Opened, opened_as
+from support.contexts import MEMORIES, TEXT, WRONG, Opened, opened_as
 from support.fakes import FakeStopCheck, Script
 
 from specgguf import SamplingParams, SpeculativeLlama
