@@ -28,6 +28,7 @@ from .text import completion
 from .text import tokenize as prompts
 from .text.arguments import completion_params, draft_config, token_ids, tool_request
 from .text.completion import Final, ResponseMetadata
+from .text.control_texts import Rendered
 from .text.detokenize import Piece, TextCutter
 from .text.logprobs import LogprobWriter
 from .text.template import ChatTemplate
@@ -222,10 +223,9 @@ class SpeculativeLlama:
         """
         return self._rendered(self._template.render(messages, tools=tools, enable_thinking=enable_thinking))
 
-    def _rendered(self, prompt: str) -> list[int]:
-        data = prompt.encode()
-        self._pair.weights.check_length(len(data), self.n_ctx())
-        return self.tokenize(data, add_bos=not self._template.has_bos(prompt), special=True)
+    def _rendered(self, prompt: Rendered) -> list[int]:
+        add_bos = not self._template.has_bos(prompt)
+        return prompts.rendered_ids(self._pair.weights, prompt, add_bos=add_bos, n_ctx=self.n_ctx())
 
     @property
     def _template(self) -> ChatTemplate:
@@ -356,11 +356,11 @@ class SpeculativeLlama:
         items = self._items(tokens, params, config, timeout)
         head = ResponseMetadata(f"cmpl-{uuid.uuid4()}", int(time.time()), model or self.model_path)
         writer = LogprobWriter(self._piece, len(text)) if logprobs is not None else None
-        echoed, ending = (text if echo else ""), suffix or ""
+        echoed = text if echo else ""
         if stream:
-            return completion.completion_chunks(head, items, echo=echoed, ending=ending, logprobs=writer)
+            return completion.completion_chunks(head, items, echo=echoed, logprobs=writer)
         with self._engine.lock(timeout):
-            return completion.completion(head, items, echo=echoed, ending=ending, logprobs=writer)
+            return completion.completion(head, items, echo=echoed, logprobs=writer)
 
     @overload
     def __call__(self, prompt: Prompt, *, stream: Streamed, **o: Unpack[CompletionOptions]) -> Chunks: ...
@@ -440,7 +440,7 @@ class SpeculativeLlama:
         items = self._items(tokens, params, config, timeout)
         head = ResponseMetadata(f"cmpl-{uuid.uuid4()}", int(time.time()), model or self.model_path)
         writer = LogprobWriter(self._piece) if logprobs else None
-        how: Json = {"logprobs": writer, "parse_tools": bool(request.tools), "forced_tool": request.forced}
+        how: Json = {"logprobs": writer, "tool_names": request.names, "forced_tool": request.forced}
         how["is_call"] = request.is_required
         if stream:
             return completion.chat_chunks(head, items, **how)
