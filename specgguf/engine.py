@@ -124,7 +124,8 @@ class Engine:
             params=params,
             config=config,
             transform=Transform(params, n_vocab=target.n_vocab, eog=target.eog, grammar=grammar),
-            draft_transform=Transform(draft_params, n_vocab=self._draft_vocab, eog=target.eog),
+            draft_transform=Transform(draft_params, n_vocab=self._draft_vocab, eog=target.eog, grammar=grammar),
+            grammar=grammar,
             text=text,
             max_tokens=max_tokens,
             timeout=timeout,
@@ -268,6 +269,7 @@ class Turn:
     config: DraftConfig
     transform: Transform
     draft_transform: Transform
+    grammar: GrammarCursor | None
     text: TextStream
     max_tokens: int
     timeout: float | None
@@ -315,6 +317,7 @@ class Turn:
             stop_check=self.text,
             verify=choose_rule(self.config.verify),
             n_logprobs=self.params.logprobs,
+            grammar=self.grammar,
         )
         engine.last_stats = generation.stats
         self.run.synchronise()

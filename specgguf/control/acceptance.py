@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from specgguf.decode.records import FORCED
+
 GAMMA = 0.98  # about the last fifty observations count
 PRIOR_MEAN = 0.8
 PRIOR_WEIGHT = 4.0  # observations that the prior is worth; it fades as they come
@@ -19,7 +21,7 @@ POOLED_WEIGHT = 3.0  # observations that the mean over positions is worth at a s
 EDGES = (0.3, 0.5, 0.7, 0.85, 0.95, 0.99)  # of the draft's confidence in its likeliest token
 MIDDLES = (0.2, 0.4, 0.6, 0.78, 0.9, 0.97, 0.995)
 BOUND = 0.5  # standard deviations between an estimate and its upper confidence bound
-MATCH_PRIORS = {2: 0.4, 3: 0.5, 4: 0.65}  # of lookups, by the length of the n-gram found
+MATCH_PRIORS = {2: 0.4, 3: 0.5, 4: 0.65, FORCED: 0.99}  # of candidates, by the length of the n-gram found
 
 
 class Count:
