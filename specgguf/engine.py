@@ -1,8 +1,8 @@
 """A loaded pair and its generations: who owns the caches, which rule and which controller are in force.
 
-`Engine` puts the parts together (target, drafter, costs, controller) and runs one generation at a time. A new
-one takes over; the older generator raises when it is resumed. The lock is held per round, never across a
-yield. It speaks tokens: text, messages and dicts are `api`'s.
+`Engine` puts the parts together (target, drafter, costs, controller) and drives one generation at a time. A new
+one takes over; the older one raises when it is read on. The lock is held per round, never across a yield. It
+speaks tokens: text, messages and dicts are `api`'s.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .config import DraftConfig, SamplingParams
@@ -19,21 +20,15 @@ from .control.controller import Adaptive, Fixed
 from .control.cost_cache import costs_for
 from .control.trace import Trace
 from .decode.drafters import Drafter, ModelDrafter
+from .decode.generation import Generation, TextStream, advance
 from .decode.ngrams import NgramDrafter
 from .decode.records import Round
+from .decode.run import Run
 from .decode.sampling import GrammarCursor, Rng, Transform
 from .decode.stats import Stats
-from .decode.step import Cutter, generate
 from .decode.verifier import choose_rule
 from .errors import Busy, Cancelled, ConfigError, Unsupported
 from .native.context import Model
-
-
-class _StopFlags:
-    """What was asked of one generation from outside, before or while it runs."""
-
-    def __init__(self) -> None:
-        self.cancelled = self.stopping = False
 
 
 class Engine:
@@ -46,7 +41,7 @@ class Engine:
         trace: called with a record per decision of the adaptive controller.
 
     Attributes:
-        stats: sums over all generations. `last_stats`: of the latest one.
+        stats: sums over all generations. `last_stats`: of the one that began last.
         off_reason: one line that says why drafting is off for good; "" when it is not.
     """
 
@@ -75,12 +70,12 @@ class Engine:
         self._trace = trace
         self._adaptive: Adaptive | None = None
         self._lock = threading.RLock()
-        self._owner: Iterator[Round] | None = None
-        self._running = self._latest = _StopFlags()  # of the generation that owns the caches; that was asked for last
+        self.owner: Turn | None = None  # it has begun, and the caches are its own
+        self._current: list[weakref.ref[Generation]] = []  # the one that runs, and the one that was asked for last
         self._closed = False
         self._pid = os.getpid()
         if config.draft == "auto":
-            self._controller(config)
+            self.controller(config)
 
     @contextlib.contextmanager
     def lock(self, timeout: float | None = None) -> Iterator[None]:
@@ -109,44 +104,36 @@ class Engine:
         params: SamplingParams,
         *,
         config: DraftConfig | None = None,
-        cutter: Cutter,
+        text: TextStream,
         grammar: GrammarCursor | None = None,
         max_tokens: int,
         timeout: float | None = None,
-    ) -> Iterator[Round]:
-        """Rounds after `prompt`. See `generate.generate` for what is raised, and `hold` for `timeout`.
+    ) -> Generation:
+        """What follows `prompt`. See `lock` for `timeout`.
 
         Wrong parameters are refused now; the models are not touched before the first round is asked for.
         """
         config = config or self.config
         target = self.target
-        transform = Transform(params, n_vocab=target.n_vocab, eog=target.eog, grammar=grammar)
         draft_params = replace(params, logit_bias={t: b for t, b in params.logit_bias.items() if t < self._draft_vocab})
         if config.temperature is not None:
             draft_params = replace(draft_params, temperature=config.temperature)
-        draft_transform = Transform(draft_params, n_vocab=self._draft_vocab, eog=target.eog)
+        turn = Turn(
+            self,
+            prompt=prompt,
+            params=params,
+            config=config,
+            transform=Transform(params, n_vocab=target.n_vocab, eog=target.eog, grammar=grammar),
+            draft_transform=Transform(draft_params, n_vocab=self._draft_vocab, eog=target.eog),
+            text=text,
+            max_tokens=max_tokens,
+            timeout=timeout,
+        )
+        generation = Generation(turn, text, len(prompt))
+        self._current = [*self._current[:1], weakref.ref(generation)]
+        return generation
 
-        def start(controller: Fixed | Adaptive) -> Iterator[Round]:
-            adaptive = isinstance(controller, Adaptive)
-            return generate(
-                target,
-                self.drafter if adaptive or self.drafter is not None else self.ngrams,
-                prompt,
-                ngrams=self.ngrams if adaptive else None,
-                transform=transform,
-                draft_transform=draft_transform,
-                rng=Rng(params.seed),
-                controller=controller,
-                cutter=cutter,
-                max_tokens=max_tokens,
-                verify=choose_rule(config.verify),
-                n_logprobs=params.logprobs,
-            )
-
-        flags = self._latest = _StopFlags()
-        return self._owned(start, prompt, config, timeout, flags)
-
-    def _controller(self, config: DraftConfig) -> Fixed | Adaptive:
+    def controller(self, config: DraftConfig) -> Fixed | Adaptive:
         if self.off_reason:
             return Fixed(0, self.off_reason)
         if config.draft == "off":
@@ -165,63 +152,41 @@ class Engine:
         self._adaptive.new_turn()
         return self._adaptive
 
-    def _owned(
-        self,
-        start: Callable[[Fixed | Adaptive], Iterator[Round]],
-        prompt: Sequence[int],
-        config: DraftConfig,
-        timeout: float | None,
-        flags: _StopFlags,
-    ) -> Iterator[Round]:
-        """What `start` makes, under the lock and the ownership rule, with statistics."""
-        with self.lock(timeout):
-            self._stop_running()
-            self._running = flags
-            for model in self._models():
-                model.resume()
-            if flags.cancelled:  # in this order: a cancel that comes now finds it running
-                raise Cancelled("stopped")
-            controller = self._controller(config)
-            rounds = self._owner = start(controller)
-            self.last_stats = Stats()
-            n_cached = self.target.reuse(prompt[:-1])  # a checkpoint may keep fewer than are shared
-            for stats in (self.stats, self.last_stats):
-                stats.begin(len(prompt), n_cached)
-        try:
-            while True:
-                with self.lock():
-                    if self._owner is not rounds:
-                        raise Busy("a newer generation took this engine over")
-                    if flags.cancelled:
-                        raise Cancelled("stopped")
-                    round = None if flags.stopping else next(rounds, None)
-                    if round is None:
-                        return
-                    self._count(round, controller.off_reason)
-                yield round
-        finally:
-            if not self._is_forked:  # there the lock may be of a thread that stayed behind, and so are the caches
-                with self._lock:
-                    rounds.close()  # type: ignore[attr-defined]
-                    if self._owner is rounds:
-                        self._owner = None
+    def take_over(self, turn: Turn, generation: Generation) -> None:
+        """The caches are `turn`'s from now on; the one before it raises when it is read on."""
+        self._stop_running()
+        self.owner = turn
+        self._current = [weakref.ref(generation), *self._current[-1:]]
+        for model in self._models():
+            model.resume()
 
-    def _count(self, round: Round, off_reason: str) -> None:
-        for stats in (self.stats, self.last_stats):
-            stats.add(round)
-            stats.off_reason = off_reason
-
-    def cancel(self) -> None:
-        """Stop the running generation: it raises Cancelled within a round, or within a chunk of its prefill. One
-        that was asked for and has not begun raises as soon as it does."""
-        self._running.cancelled = self._latest.cancelled = True
+    def interrupt(self) -> None:
+        """Do not let what runs read on."""
         for model in self._models():
             model.cancel()
 
+    def release(self, turn: Turn) -> None:
+        """`turn` has ended: its caches are rolled back to a prefix of what it committed."""
+        if self._is_forked:  # the lock may be of a thread that stayed behind, and so are the caches
+            return
+        if self.owner is turn:  # one that never began does not wait for the lock
+            with self._lock:
+                if self.owner is turn:
+                    self._stop_running()
+
+    def cancel(self) -> None:
+        """`Generation.cancel` for what runs, and for what was asked for last."""
+        for one in self._current:
+            if (generation := one()) is not None:
+                generation.cancel()
+
     def stop(self) -> None:
-        """End the running generation after its round (its first one, while it reads the prompt). One that was asked
-        for and has not begun ends without a round."""
-        self._running.stopping = self._latest.stopping = True
+        """`Generation.stop` for what runs, and for what was asked for last."""
+        for one in self._current:
+            if (generation := one()) is not None:
+                generation.stop()
+
+    # --- the caches -------------------------------------------------------------------------------------------
 
     def _models(self) -> list[Model]:
         return [m for m in (self.draft_model, self.target) if m is not None]
@@ -235,16 +200,7 @@ class Engine:
         """Restore `save_state`'s; a state of other models is refused and changes nothing."""
         with self.lock():
             models = self._named_models()
-            if not isinstance(state, Mapping):
-                raise ConfigError(
-                    f"load_state takes what save_state returned, not a {type(state).__name__}",
-                    hint="state = llm.save_state(); llm.load_state(state)",
-                )
-            if set(state) != {name for name, _ in models} or not all(m.fits(state[name]) for name, m in models):
-                raise ConfigError(
-                    "this state is of other models, longer than this context, or damaged",
-                    hint="load the files it was saved with, with their n_ctx, LoRA and rope settings",
-                )
+            check_state(state, models)
             self.clear()
             for name, model in models:
                 model.load(state[name])
@@ -281,7 +237,96 @@ class Engine:
             raise ConfigError("these models were closed", hint="load them again")
 
     def _stop_running(self) -> None:
-        """End the generation that owns the caches."""
-        if self._owner is not None:
-            self._owner.close()  # type: ignore[attr-defined]
-            self._owner = None
+        """Nothing owns the caches any more; they are valid."""
+        turn, self.owner = self.owner, None
+        if turn is not None and turn.run is not None:
+            turn.run.synchronise()
+
+
+def check_state(state: object, models: Sequence[tuple[str, Model]]) -> None:
+    """Raise ConfigError unless `state` is what `Engine.save_state` of such models returned."""
+    if not isinstance(state, Mapping):
+        raise ConfigError(
+            f"load_state takes what save_state returned, not a {type(state).__name__}",
+            hint="state = llm.save_state(); llm.load_state(state)",
+        )
+    if set(state) != {name for name, _ in models} or not all(m.fits(state[name]) for name, m in models):
+        raise ConfigError(
+            "this state is of other models, longer than this context, or damaged",
+            hint="load the files it was saved with, with their n_ctx, LoRA and rope settings",
+        )
+
+
+@dataclass(eq=False)
+class Turn:
+    """One generation's turn with the engine, the driver of its rounds: what it was asked to do, and its run once it
+    has begun."""
+
+    engine: Engine
+    prompt: Sequence[int]
+    params: SamplingParams
+    config: DraftConfig
+    transform: Transform
+    draft_transform: Transform
+    text: TextStream
+    max_tokens: int
+    timeout: float | None
+    run: Run | None = None
+    controller: Fixed | Adaptive | None = None
+
+    def advance(self, generation: Generation) -> Round | None:
+        """The next round, the first of which takes the engine over; None where the generation was stopped."""
+        engine = self.engine
+        if self.run is None:
+            with engine.lock(self.timeout):
+                self._begin(generation)
+        with engine.lock():
+            if engine.owner is not self:
+                raise Busy("a newer generation took this engine over")
+            if generation.cancelled:
+                raise Cancelled("stopped")
+            if generation.stopped:
+                return None
+            assert self.run is not None
+            assert self.controller is not None
+            round = advance(self.run, self.controller)
+            for stats in (engine.stats, generation.stats):
+                stats.add(round)
+                stats.off_reason = self.controller.off_reason
+            return round
+
+    def _begin(self, generation: Generation) -> None:
+        engine, target = self.engine, self.engine.target
+        engine.take_over(self, generation)
+        if generation.cancelled:  # in this order: a cancel that comes now finds it running
+            raise Cancelled("stopped")
+        self.controller = engine.controller(self.config)
+        is_adaptive = isinstance(self.controller, Adaptive)
+        self.run = Run(
+            target=target,
+            drafter=engine.drafter if is_adaptive or engine.drafter is not None else engine.ngrams,
+            ngrams=engine.ngrams if is_adaptive else None,
+            committed=list(self.prompt),
+            n_prompt=len(self.prompt),
+            end=min(len(self.prompt) + self.max_tokens, target.n_ctx),
+            transform=self.transform,
+            draft_transform=self.draft_transform,
+            rng=Rng(self.params.seed),
+            stop_check=self.text,
+            verify=choose_rule(self.config.verify),
+            n_logprobs=self.params.logprobs,
+        )
+        engine.last_stats = generation.stats
+        self.run.synchronise()
+        n_cached = len(target.tokens)  # a checkpoint may keep fewer than are shared
+        for stats in (engine.stats, generation.stats):
+            stats.begin(len(self.prompt), n_cached)
+
+    def interrupt(self, generation: Generation) -> None:
+        """It was cancelled: stop what it reads, if it is the one that runs."""
+        if self.engine.owner is self:
+            self.engine.interrupt()
+
+    def release(self, generation: Generation) -> None:
+        """It has ended, however: its caches are a prefix of what it committed."""
+        self.engine.release(self)

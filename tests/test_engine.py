@@ -152,7 +152,9 @@ def test_a_newer_generation_takes_over(llm: SpeculativeLlama, reference: Specula
 
 def test_a_suspended_stream_is_taken_over_by_its_twin(llm: SpeculativeLlama) -> None:
     """Two streams in turn: the one that began last goes on, the other ends at once."""
-    rounds = [llm.generate(llm.tokenize(PROMPT.encode()), SamplingParams(**GREEDY, max_tokens=50)) for _ in range(2)]
+    rounds = [
+        llm.generate(llm.tokenize(PROMPT.encode()), SamplingParams(**GREEDY, max_tokens=50)).rounds() for _ in range(2)
+    ]
     next(rounds[0])
     next(rounds[1])
     with pytest.raises(Busy):
@@ -223,7 +225,7 @@ CLOSED: dict[str, Callable[[SpeculativeLlama], object]] = {
 def closed(make: Callable[..., SpeculativeLlama]) -> SpeculativeLlama:
     """Closed in the middle of a generation, whose iterator is still held when it is resumed."""
     llm = make()
-    rounds = llm.generate(llm.tokenize(PROMPT.encode()), SamplingParams(temperature=0.0, max_tokens=40))
+    rounds = llm.generate(llm.tokenize(PROMPT.encode()), SamplingParams(temperature=0.0, max_tokens=40)).rounds()
     next(rounds)
     llm.close()
     with pytest.raises(ConfigError, match="closed"):
@@ -276,7 +278,7 @@ def test_cancel_without_a_generation_does_nothing(llm: SpeculativeLlama, referen
 
 def test_cancel_before_the_first_round_is_heard(llm: SpeculativeLlama, reference: SpeculativeLlama) -> None:
     """By the generation that was asked for, and by no later one."""
-    rounds = llm.generate(llm.tokenize(PROMPT.encode()), SamplingParams(max_tokens=8))
+    rounds = llm.generate(llm.tokenize(PROMPT.encode()), SamplingParams(max_tokens=8)).rounds()
     llm.cancel()
     with pytest.raises(Cancelled):
         next(rounds)
@@ -448,7 +450,7 @@ def test_memory_is_flat(make: Callable[..., SpeculativeLlama]) -> None:
     sizes = []
     for turn in range(20):
         params = SamplingParams(temperature=1.0, seed=turn, ignore_eos=True, max_tokens=1500)
-        n_rounds = sum(1 for _ in itertools.islice(llm.generate(ids, params), 200))
+        n_rounds = sum(1 for _ in itertools.islice(llm.generate(ids, params).rounds(), 200))
         assert n_rounds == 200
         with open("/proc/self/statm") as file:
             sizes.append(int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE") / 2**20)
@@ -480,7 +482,7 @@ def in_a_fork(child: Callable[[], Any]) -> str:
 
 def test_a_fork_cannot_use_what_its_parent_loaded(llm: SpeculativeLlama, reference: SpeculativeLlama) -> None:
     """With more than one thread a decode would wait for ever for threads that a fork does not have."""
-    begun = llm.generate(llm.tokenize(PROMPT.encode()), SamplingParams(temperature=0.0))
+    begun = llm.generate(llm.tokenize(PROMPT.encode()), SamplingParams(temperature=0.0)).rounds()
     next(begun)
     attempts: list[Callable[[], Any]] = [
         lambda: text(llm),
@@ -518,7 +520,7 @@ def test_a_fork_frees_nothing_and_waits_for_nobody(
 
 
 def test_a_fork_drops_a_suspended_stream_without_the_lock(llm: SpeculativeLlama, reference: SpeculativeLlama) -> None:
-    begun = llm.generate(llm.tokenize(PROMPT.encode()), SamplingParams(temperature=0.0))
+    begun = llm.generate(llm.tokenize(PROMPT.encode()), SamplingParams(temperature=0.0)).rounds()
     next(begun)
 
     def child() -> str:

@@ -14,7 +14,7 @@ from specgguf.cli.chat.saved.sessions import Session
 from specgguf.cli.chat.turn import Answer
 from specgguf.cli.settings import Settings
 from specgguf.cli.terminal import console
-from specgguf.cli.terminal.reasoning import Span
+from specgguf.cli.terminal.render import Span
 from specgguf.cli.terminal.status import StatusOutput
 
 from specgguf.errors import ContextFull

@@ -1,9 +1,9 @@
-"""Where the exactness is: accept or reject drafted tokens so that the output has the target's law.
+"""Where the exactness is: accept or reject drafted tokens so that the output has the target's distribution.
 
-Two rules of one signature, pure functions of the draft, the target's laws and the random source. They know no
+Two rules of one signature, pure functions of the draft, the target's distributions and the random source. They know no
 model, no text and no clock.
 
-`rows[i]` is the target's law after the drafted prefix tokens[:i], made on demand: never past a drafted token
+`rows[i]` is the target's distribution after the drafted prefix tokens[:i], made on demand: never past a drafted token
 that the target forbids, nor past end-of-generation. `len(rows)` is K + 1, or K when the last drafted token
 ends the generation and no bonus exists.
 """
@@ -66,7 +66,7 @@ def verify_block(draft: Draft, rows: Sequence[Distribution], rng: Rng) -> Verify
 
 
 def _distribution(draft: Draft, i: int) -> Distribution:
-    """The law that drafted token i was drawn from; a token without one was chosen: one-hot."""
+    """The distribution that drafted token i was drawn from; a token without one was chosen: one-hot."""
     distribution = draft.probs[i]
     return one_hot(draft.tokens[i]) if distribution is None else distribution
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from pathlib import Path
+from typing import Any
 
 import pytest
 from specgguf.cli import exits, open_pair
@@ -171,7 +172,7 @@ def test_the_parts_of_the_context_add_up(converse: Run) -> None:
 
 def test_a_model_without_a_chat_template_is_refused_at_load(run: Run) -> None:
     class Untemplated(FakeEngine):
-        def render(self, *arguments: object, **keywords: object) -> list[int]:
+        def render(self, *arguments: Any, **keywords: Any) -> Any:
             raise Unsupported("this model file has no chat template", hint="in Python, chat_format=")
 
     ran = run("chat", "x", fake=Untemplated())

@@ -15,13 +15,13 @@ import pytest
 from conftest import Pair
 from support import models
 from support.contexts import MEMORIES, TEXT, WRONG, Opened, opened_as
-from support.fakes import FakeCutter, Script
+from support.fakes import FakeStopCheck, Script
 
 from specgguf import SamplingParams, SpeculativeLlama
 from specgguf.decode.drafters import ModelDrafter
+from specgguf.decode.generation import generate
 from specgguf.decode.records import Draft, VerifyResult
 from specgguf.decode.sampling import Distribution, Rng, Transform, draw
-from specgguf.decode.step import generate
 from specgguf.errors import BackendError
 from specgguf.native import backend, rollback
 
@@ -86,7 +86,7 @@ def play(target: Opened, draft: Opened, seed: int, n: int = 50) -> tuple[Watched
         transform=Transform(SAMPLED, n_vocab=8, eog=target.model.eog),
         rng=Rng(seed),
         controller=Script(random.Random(seed).choices([0, 1, 2, 3, 5], k=11)),
-        cutter=FakeCutter(n),
+        stop_check=FakeStopCheck(n),
         max_tokens=n,
         verify=scripted(seed),
     )
@@ -318,8 +318,8 @@ def test_gemma_as_its_own_draft_past_a_window_that_discards() -> None:
         tokens = llm.tokenize((story * 36).encode())
         assert len(tokens) > 512 + 24
         for turn in range(3):
-            plain = [t for r in llm.generate(tokens, greedy, draft="off") for t in r.tokens]
-            drafted = [t for r in llm.generate(tokens, greedy) for t in r.tokens]
+            plain = [t for r in llm.generate(tokens, greedy, draft="off").rounds() for t in r.tokens]
+            drafted = [t for r in llm.generate(tokens, greedy).rounds() for t in r.tokens]
             assert llm.last_stats.draft_n > 0
             assert llm.last_stats.draft_n_accepted > 0
             check_near_tie(llm, tokens, plain, drafted)
