@@ -169,7 +169,7 @@ class Turn:
                 return None
             assert self._controller is not None
             round = advance(self.run, self._controller)
-            self._count(generation, round, self._controller.off_reason)
+            self._count(generation, round, self.run.off_reason or self._controller.off_reason)
             return round
 
     def interrupt(self, generation: Generation) -> None:

@@ -304,7 +304,7 @@ def test_drafts_of_a_neighbours_history_are_exact_and_useless() -> None:
                     def wrong(_committed: Any, *rest: Any, other: Run = other, propose: Any = propose) -> Any:
                         return propose(list(other.committed), *rest)
 
-                    drafter.propose = wrong  # type: ignore[method-assign]
+                    drafter.propose = wrong  # type: ignore[method-assign,assignment]
 
         for seed in range(30):
 
