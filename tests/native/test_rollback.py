@@ -1,4 +1,4 @@
-"""Every way of dropping rejected tokens leaves what a fresh context would hold, and wrong ways are seen.
+"""Every rollback leaves what a fresh context would hold, and wrong ones are seen.
 
 The loop itself plays random patterns of acceptance, rejection and rest over pairs of memories; every row that
 either model hands out on the way is compared with a context that never dropped anything.
@@ -119,13 +119,13 @@ def test_random_patterns_leave_fresh_memories(
     draft.close()
 
 
-def test_the_ways_that_are_found(request: pytest.FixtureRequest) -> None:
-    ways = {}
+def test_the_rollbacks_that_are_found(request: pytest.FixtureRequest) -> None:
+    found = {}
     for kind in MEMORIES:
         opened = opened_as(kind, request)
-        ways[kind] = opened.model.rollback.name
+        found[kind] = opened.model.rollback.name
         opened.close()
-    assert ways == {
+    assert found == {
         "plain": "plain",
         "native": "native",
         "checkpoint": "checkpoint",
@@ -136,7 +136,7 @@ def test_the_ways_that_are_found(request: pytest.FixtureRequest) -> None:
 
 
 def test_native_rollback_costs_no_replay_and_a_checkpoint_does(request: pytest.FixtureRequest) -> None:
-    """What each way reads again, over the same pattern: nothing, or the committed tokens since the last mark."""
+    """What each rollback reads again, over the same pattern: nothing, or the committed tokens since the last mark."""
     decoded = {}
     for kind in ("plain", "native", "checkpoint"):
         target = opened_for_drafts_of_5(kind, request)
@@ -264,7 +264,7 @@ def test_a_mark_of_a_dropped_text_is_seen(native: Opened) -> None:
 # --- where nothing serves ---------------------------------------------------------------------------------
 
 
-def test_a_way_that_does_not_work_is_not_taken(tiny_hybrid: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rollback_that_does_not_work_is_not_taken(tiny_hybrid: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """The probe at load finds out; then whatever must be dropped takes everything with it."""
     monkeypatch.setattr(backend, "set_state", lambda ctx, data, seq, flags=0: False)
     monkeypatch.setattr(rollback.Checkpoint, "resync", lambda rollback, n: n)
@@ -299,7 +299,7 @@ def test_drafting_is_off_where_nothing_can_be_dropped(
 
     wanted = answers(0)
     works = rollback._rolls_back
-    monkeypatch.setattr(rollback, "_rolls_back", lambda way, *a: way.name == "plain" and works(way, *a))
+    monkeypatch.setattr(rollback, "_rolls_back", lambda found, *a: found.name == "plain" and works(found, *a))
     assert answers(1) == wanted
 
 
