@@ -1,4 +1,4 @@
-"""Progress on stderr, of a download and of a prompt that is read: a bar in a live terminal, one line or none otherwise."""
+"""Progress on stderr, of a download and of a prompt that is read: a bar in a live terminal, else one line or none."""
 
 from __future__ import annotations
 
