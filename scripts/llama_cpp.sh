@@ -6,19 +6,22 @@
 
 WHEELS=${LLAMA_CPP_WHEELS:-https://abetlen.github.io/llama-cpp-python/whl}
 
-# Whether the installed llama-cpp-python loads and is one of those that the requirement $1 allows.
-has_llama_cpp() {
-    "$python" - "$1" >/dev/null 2>&1 <<'END'
+# Whether a llama-cpp-python is installed, and one that $spec allows.
+fits() {
+    "$python" - "$spec" >/dev/null 2>&1 <<'END'
 import importlib.metadata, sys
-import llama_cpp
 from pip._vendor.packaging.requirements import Requirement
 sys.exit(not Requirement(sys.argv[1]).specifier.contains(importlib.metadata.version("llama-cpp-python")))
 END
 }
 
+loads() {
+    "$python" -c 'import llama_cpp' >/dev/null 2>&1
+}
+
 install_llama_cpp() {
     spec=$1
-    if ! has_llama_cpp "$spec"; then
+    if ! fits || ! loads; then
         choose_backend
         kept=$("$python" -m pip --disable-pip-version-check cache list --format=abspath llama_cpp_python 2>/dev/null |
             grep '\.whl$' | tail -n 1) || kept=
@@ -35,9 +38,9 @@ take_kept() {
     say "taking the llama.cpp that pip kept (to build it again: pip cache remove llama_cpp_python)"
 }
 
-# Whether what was just installed is right; it is taken away again where it is not.
+# Whether what was just installed is right, once what it needs is there too; it is taken away again where it is not.
 loads_or_goes() {
-    ! has_llama_cpp "$spec" || return 0
+    ! fits || ! "$python" -m pip --disable-pip-version-check install "$spec" >>"$log" 2>&1 || ! loads || return 0
     say "$1 does not load here"
     "$python" -m pip --disable-pip-version-check uninstall -y llama-cpp-python >>"$log" 2>&1
     return 1

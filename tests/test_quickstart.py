@@ -20,10 +20,12 @@ ROOT = Path(__file__).resolve().parent.parent
 PARTS = ("specgguf", "cli", "presets")
 TOOLS = "bash env dirname cat ls cksum uname grep tail tr mkdir find sort sleep getconf sh"
 
-# What the pretending Python does: it answers for pip and for the loading of llama_cpp, and passes everything else on.
+# What the pretending Python does: it answers for pip and for the loading of llama_cpp (which works once what that needs
+# was installed too), and passes everything else on.
 PYTHON = """#!/bin/sh
 case "$*" in
     "- llama-cpp-python"*) [ -e "{folder}/installed" ]; exit;;
+    "-c import llama_cpp") [ -e "{folder}/installed" ] && [ -e "{folder}/needs" ]; exit;;
     "-m pip"*) echo "$*" >> "{folder}/pip"; set -- "$*";;
     *fetch_models.py*) echo fetched >> "{folder}/pip"; exit 0;;
     *) exec {python} "$@";;
@@ -32,6 +34,7 @@ case "$*" in
     *"cache list"*) {kept}; exit;;
     *" install --no-deps {folder}/kept.whl") {take};;
     *--only-binary*) {prebuilt};;
+    *" install llama-cpp-python"*) : > "{folder}/needs";;
     *" -v install"*)
         echo "CMAKE_ARGS=$CMAKE_ARGS" >> "{folder}/told"
         echo "CFLAGS=$CFLAGS" >> "{folder}/told"
@@ -327,7 +330,8 @@ def in_terminal(clone: Clone, answer: str, **variables: str) -> tuple[int, str]:
 
 def test_arguments_are_passed_on(clone: Clone) -> None:
     """An environment that has everything: nothing is installed twice, and the answer is all there is on stdout."""
-    (clone.folder / "installed").touch()
+    for name in ("installed", "needs"):
+        (clone.folder / name).touch()
     done = clone.quickstart()
     assert done.returncode == 0, done.stderr
     assert done.stdout == "chat|-p|demo|--yes|hello|"
