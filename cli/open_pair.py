@@ -1,7 +1,6 @@
 """From settings to a loaded engine: the one door between the terminal program and the library.
 
-Everything else in this package sees the engine through the `Engine` protocol; tests put a scripted one
-behind `open_engine`.
+Tests put a scripted engine behind `open_engine`.
 """
 
 from __future__ import annotations
@@ -10,46 +9,26 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from specgguf.cli import exits
+from specgguf.cli import exits, keyboard
 from specgguf.cli.pairing import Pair, pick
 from specgguf.cli.settings import Settings
 from specgguf.cli.terminal import console
 from specgguf.cli.terminal.status import StatusOutput
 
-from specgguf.errors import Cancelled, SpecggufError
+from specgguf.errors import Cancelled, SpecggufError, Unsupported
 
 if TYPE_CHECKING:
-    from specgguf.decode.stats import Stats
+    from specgguf import SpeculativeLlama
 
 # Settings that are keywords of SpeculativeLlama, besides the pair itself.
 KEYWORDS = ("draft", "draft_max", "n_ctx", "n_gpu_layers", "n_threads", "flash_attn", "type_k", "type_v")
 TICK_S = 0.1
 LOUD = "WARNING: "  # how a notice begins that must not be missed
-
-
-class Engine(Protocol):
-    """What the program uses of `specgguf.SpeculativeLlama`."""
-
-    @property
-    def draft(self) -> int | str: ...
-    @draft.setter
-    def draft(self, value: int | str) -> None: ...
-    @property
-    def last_stats(self) -> Stats: ...
-    @property
-    def stats(self) -> Stats: ...
-    def n_ctx(self) -> int: ...
-    def render(self, messages: Sequence[dict[str, Any]], *, enable_thinking: bool | None = None) -> list[int]: ...
-    def detokenize(self, tokens: list[int], *, special: bool = False) -> bytes: ...
-    @property
-    def create_chat_completion(self) -> Callable[..., Any]: ...
-    def cancel(self) -> None: ...
-    def close(self) -> None: ...
 
 
 @dataclass
@@ -63,7 +42,7 @@ class Loaded:
         pair: what was loaded.
     """
 
-    engine: Engine
+    engine: SpeculativeLlama
     model: str
     draft_model: str = ""
     model_ref: str = ""
@@ -131,13 +110,25 @@ def switch(
     return found
 
 
+def check_template(loaded: Loaded) -> None:
+    """Say at once that a model cannot hold a conversation. Raises Unsupported."""
+    try:
+        loaded.engine.render([{"role": "user", "content": "x"}])
+    except Unsupported as error:
+        raise Unsupported(
+            f"{loaded.model}: {error}, so it cannot hold a conversation",
+            hint="take an instruct model: -m REF, or /model REF in a conversation (specgguf models list)",
+        ) from error
+
+
 def keywords(settings: Settings, pair: Pair) -> dict[str, Any]:
     """The keywords of SpeculativeLlama that settings and preset ask for; what nobody set is left out."""
     names = ["trace", *KEYWORDS, *(f"draft_{name}" for name in KEYWORDS[2:])]
     chosen = {name: settings[name] for name in names if settings[name] is not None}
     if chosen["n_ctx"] == 0:
         chosen["n_ctx"] = largest_n_ctx(settings, pair)
-    return {**pair.keywords, **chosen}
+    follow = {f"{side}n_threads_batch": chosen.get(f"{side}n_threads") for side in ("", "draft_")}  # prompts, too
+    return {**{name: n for name, n in follow.items() if n is not None}, **pair.keywords, **chosen}
 
 
 def largest_n_ctx(settings: Settings, pair: Pair) -> int:
@@ -163,15 +154,15 @@ def largest_n_ctx(settings: Settings, pair: Pair) -> int:
     return n_ctx
 
 
-def _load(pair: Pair, settings: Settings) -> Engine:
+def _load(pair: Pair, settings: Settings) -> SpeculativeLlama:
     from specgguf import SpeculativeLlama
 
     draft = str(pair.draft_model) if pair.draft_model is not None else None
-    engine: Engine = SpeculativeLlama(str(pair.model), draft, **keywords(settings, pair))
+    engine: SpeculativeLlama = SpeculativeLlama(str(pair.model), draft, **keywords(settings, pair))
     return engine
 
 
-def _wait_for(load: Any, what: str, status: StatusOutput, *, can_stop: bool) -> Engine:
+def _wait_for(load: Any, what: str, status: StatusOutput, *, can_stop: bool) -> SpeculativeLlama:
     """Load in a thread, so that the seconds tick and Ctrl-C is heard at once.
 
     The native loader cannot be stopped: what it still brings after that is closed.
@@ -195,19 +186,21 @@ def _wait_for(load: Any, what: str, status: StatusOutput, *, can_stop: bool) -> 
             while thread.is_alive():
                 status.wait(f"{what} …", f" {time.monotonic() - start:.1f} s")
                 thread.join(TICK_S)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit) as end:
         status.clear()
         stopped.set()
         if "engine" in result:  # it came at that very moment
             result["engine"].close()
-        if can_stop:
+        if can_stop and isinstance(end, KeyboardInterrupt):
             raise Cancelled(f"{what}: stopped") from None
+        keyboard.give_back()
         sys.stdout.flush()
-        os._exit(exits.INTERRUPTED)  # nothing is there to be saved
+        code = end.code if isinstance(end, SystemExit) else exits.INTERRUPTED
+        os._exit(code if isinstance(code, int) else exits.FAILED)  # nothing is there to be saved
     status.clear()
     if "error" in result:
         raise result["error"]
-    engine: Engine = result["engine"]
+    engine: SpeculativeLlama = result["engine"]
     return engine
 
 

@@ -7,12 +7,17 @@ asked as if it had been typed. What it says goes to stderr.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specgguf.cli.chat.actions import files, keep, settings, turns
 from specgguf.cli.terminal import console
+
+from specgguf.config import did_you_mean
+from specgguf.errors import ConfigError
 
 if TYPE_CHECKING:
     from specgguf.cli.chat.chat_session import ChatSession
@@ -57,17 +62,21 @@ COMMANDS: tuple[Command, ...] = (
             files.file, files.complete_path),
     Command("clear", "", "Turns", "start a new conversation; the old one stays saved", keep.clear),
     Command("save", "[NAME]", "Keep", "give this conversation a name (it is saved as you go)", keep.save),
-    Command("load", "NAME", "Keep", "go on with a saved conversation", keep.load, keep.complete_session),
+    Command("load", "[NAME|N]", "Keep", "go on with a saved conversation; alone: the latest ones, numbered",
+            keep.load, keep.complete_session),
+    Command("copy", "[code|N|all]", "Keep", "the last answer, its code, the Nth or all to the clipboard", keep.copy,
+            ("code", "all")),
+    Command("write", "FILE", "Keep", "write the last answer to a file", keep.write, files.complete_path),
     Command("system", "[TEXT|@FILE]", "Settings", "show or set the system prompt; 'none' removes it", settings.system,
             ("none",)),
     Command("set", "[NAME VALUE]", "Settings", "show or change temperature, top_p, max_tokens, seed …",
             settings.set_, settings.complete_set),
     Command("think", "on|off|dim|show|hide", "Settings", "let the model reason or not; how that is displayed",
             settings.think, ("on", "off", "dim", "show", "hide")),
-    Command("model", "[REF [DRAFT]]", "Settings", "show the models, or go on with others", settings.model,
-            settings.complete_model),
+    Command("model", "[REF [DRAFT]]", "Settings", "show the models, those here by number, or go on with others",
+            settings.model, settings.complete_model),
     Command("context", "", "Settings", "what fills the context", settings.context),
-    Command("help", "", "Leave", "this list", lambda chat, _words: show_help(chat)),
+    Command("help", "[NAME]", "Leave", "this list, or one command", lambda chat, words: show_help(chat, words)),
     Command("exit", "", "Leave", "leave; specgguf chat --continue comes back", turns.leave),
 )  # fmt: skip
 
@@ -76,29 +85,50 @@ BY_NAME = {command.name: command for command in COMMANDS}
 
 KEYS = (
     ("Enter", "send"),
-    ("Alt-Enter", 'new line; or begin with """ and end with """'),
+    ("Alt-Enter, Shift-Enter", 'new line; or begin with """ and end with """'),
     ("Ctrl-C", "stop the answer; twice: leave"),
     ("Ctrl-D", "leave"),
+    ("@path", "in a message: the file goes along with it"),
     ("Tab, ↑, Ctrl-R", "complete; earlier messages; search them"),
-    ("//text", "send a message that begins with a slash"),
+    ("a space, then /text", "send it as a message; what is pasted is never a command"),
 )
+
+
+_COMMAND = re.compile(r"/([A-Za-z]+|\?)(?=\s|$)")
+
+
+def is_command(text: str) -> bool:
+    """Whether `text` is a command: a slash and a word, not a path, a comment, or a text of many lines."""
+    found = _COMMAND.match(text)
+    if found is None:
+        return False
+    name = found[1].lower()
+    return name in BY_NAME or name in ALIASES or not ("\n" in text.strip() or Path(found[0]).exists())
 
 
 def dispatch(chat: ChatSession, line: str) -> str | None:
     """Do what `line` ("/name words") says; a returned text is to be asked."""
-    name, _, words = line[1:].partition(" ")
+    name, *words = line[1:].split(maxsplit=1)
     name = ALIASES.get(name.lower(), name.lower())
     command = BY_NAME.get(name)
     if command is None:
         near = difflib.get_close_matches(name, [*BY_NAME, *ALIASES], n=1, cutoff=0.5)
         hint = f"did you mean /{near[0]}? " if near else ""
-        chat.status.error(f"there is no command /{name}", f"{hint}/help lists them; //{name} sends it as text")
+        chat.status.error(
+            f"there is no command /{name}", f"{hint}/help lists them; a space before the slash sends it as text"
+        )
         return None
-    return command.run(chat, words.strip())
+    return command.run(chat, "".join(words).strip())
 
 
-def show_help(chat: ChatSession) -> None:
-    """The table, for people."""
+def show_help(chat: ChatSession, words: str = "") -> None:
+    """The table, for people, or one row of it."""
+    name = words.lstrip("/").lower()
+    if found := BY_NAME.get(ALIASES.get(name, name)):
+        _row(chat, _usage(found), found.help)
+        return
+    if name:
+        raise ConfigError(f"there is no command /{name}", hint=did_you_mean(name, BY_NAME) or "/help lists them")
     for section in dict.fromkeys(command.section for command in COMMANDS):
         chat.status.tell(chat.status.style.bold(section))
         for command in COMMANDS:
@@ -125,7 +155,13 @@ def _usage(command: Command) -> str:
 
 def complete(chat: ChatSession, text: str) -> Iterable[tuple[str, int, str]]:
     """What may follow `text`: command names, and a command's arguments."""
-    if not text.startswith("/") or text.startswith("//") or "\n" in text:
+    mention = text[text.rfind(" ") + 1 :].rpartition("\n")[2]
+    if mention.startswith("@") and len(mention) > 1:
+        for path in files.complete_path(chat, mention[1:]):
+            if path.startswith(mention[1:]):
+                yield f"@{path}", len(mention), ""
+        return
+    if not text.startswith("/") or "\n" in text:
         return
     name, space, words = text[1:].partition(" ")
     if not space:

@@ -14,6 +14,7 @@ from support.cli_support import Run, converse, home, run
 from support.fake_engine import FakeEngine, loaded, pieces
 
 from specgguf.errors import BackendError, ContextFull, ModelNotFound
+from specgguf.text.template import RenderedPrompt
 
 __all__ = ["converse", "home", "run"]  # fixtures
 
@@ -47,14 +48,34 @@ def test_unknown_command_names_the_nearest(converse: Run) -> None:
     ran = converse("/hepl", "/xyzzy", fake=fake)
     assert "there is no command /hepl" in ran.err
     assert "did you mean /help?" in ran.err
-    assert "//xyzzy sends it as text" in ran.err
+    assert "a space before the slash sends it as text" in ran.err
     assert fake.asked == []
 
 
-def test_two_slashes_send_a_slash_and_blank_lines_send_nothing(converse: Run) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        "//etc/passwd is what?",
+        "// a comment",
+        "/* a comment */",
+        "/etc/passwd is what?",
+        "/tmp is full",
+        " /help",
+        "/",
+        "/a\nb",
+        "/home/x/y.py",
+    ],
+)
+def test_what_begins_with_a_slash_and_is_no_command_is_sent_as_written(converse: Run, text: str) -> None:
     fake = numbered()
-    converse("//etc/passwd is what?", "", "   ", fake=fake)
-    assert asked(fake) == [["/etc/passwd is what?"]]
+    converse(text, "", "   ", fake=fake)
+    assert asked(fake) == [[text]]
+
+
+def test_what_was_quoted_is_no_command(converse: Run) -> None:
+    fake = numbered()
+    converse('"""/help"""', '"""exit"""', fake=fake)
+    assert [messages[-1] for messages in asked(fake)] == ["/help", "exit"]
 
 
 def test_undo_and_retry(converse: Run) -> None:
@@ -96,7 +117,7 @@ def test_save_load_and_resume(converse: Run, run: Run) -> None:
     again = converse("/save my talk", "/load nothing", "/load", "x", "/save my talk", fake=fake)
     assert "there is nothing to save yet" in again.err
     assert "there is no conversation 'nothing'" in again.err
-    assert "/load needs a name" in again.err
+    assert " 1  my talk  one" in again.err
     assert "a conversation 'my talk' already" in again.err
 
 
@@ -223,7 +244,7 @@ class Refusing(FakeEngine):
 
     def render(
         self, messages: Sequence[dict[str, Any]], *, tools: Any = None, enable_thinking: bool | None = None
-    ) -> list[int]:
+    ) -> RenderedPrompt:
         ids = super().render(messages, tools=tools, enable_thinking=enable_thinking)
         if len(ids) > 2 * self.n_ctx():
             raise ContextFull("too long to be read", hint="shorten it")
@@ -262,7 +283,7 @@ def test_model(converse: Run, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_leaving(converse: Run) -> None:
-    for line in ("/exit", "/quit", "/bye"):
+    for line in ("/exit", "/quit", "/bye", "exit", "quit", " Bye "):
         assert converse(line, "never asked").code == 0
     assert converse(KeyboardInterrupt(), KeyboardInterrupt()).code == 130
     ran = converse("one")

@@ -1,4 +1,4 @@
-"""Every way of dropping rejected tokens leaves what a fresh context would hold, and wrong ways are seen.
+"""Every rollback leaves what a fresh context would hold, and wrong ones are seen.
 
 The loop itself plays random patterns of acceptance, rejection and rest over pairs of memories; every row that
 either model hands out on the way is compared with a context that never dropped anything.
@@ -14,19 +14,18 @@ import numpy as np
 import pytest
 from conftest import Pair
 from support import models
-from support.contexts import MEMORIES, NOISE, TEXT, Opened, opened_as
-from support.fakes import FakeCutter, Script
+from support.contexts import MEMORIES, TEXT, WRONG, Opened, opened_as
+from support.fakes import FakeStopCheck, Script
 
 from specgguf import SamplingParams, SpeculativeLlama
 from specgguf.decode.drafters import ModelDrafter
+from specgguf.decode.generation import generate
 from specgguf.decode.records import Draft, VerifyResult
 from specgguf.decode.sampling import Distribution, Rng, Transform, draw
-from specgguf.decode.step import generate
 from specgguf.errors import BackendError
 from specgguf.native import backend, rollback
 
 SAMPLED = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, ignore_eos=True)
-WRONG = 1e-2  # a wrong state is off by so much and more
 
 # More than the window of 16, kinds of memory for target and draft
 PAIRS = [
@@ -87,7 +86,7 @@ def play(target: Opened, draft: Opened, seed: int, n: int = 50) -> tuple[Watched
         transform=Transform(SAMPLED, n_vocab=8, eog=target.model.eog),
         rng=Rng(seed),
         controller=Script(random.Random(seed).choices([0, 1, 2, 3, 5], k=11)),
-        cutter=FakeCutter(n),
+        stop_check=FakeStopCheck(n),
         max_tokens=n,
         verify=scripted(seed),
     )
@@ -115,18 +114,18 @@ def test_random_patterns_leave_fresh_memories(
     for seed in range(4):
         for watched in play(target, draft, seed):
             assert watched.n_outputs > 20
-            assert watched.worst < NOISE
+            assert watched.worst < watched.opened.noise
     target.close()
     draft.close()
 
 
-def test_the_ways_that_are_found(request: pytest.FixtureRequest) -> None:
-    ways = {}
+def test_the_rollbacks_that_are_found(request: pytest.FixtureRequest) -> None:
+    found = {}
     for kind in MEMORIES:
         opened = opened_as(kind, request)
-        ways[kind] = opened.model.rollback.name
+        found[kind] = opened.model.rollback.name
         opened.close()
-    assert ways == {
+    assert found == {
         "plain": "plain",
         "native": "native",
         "checkpoint": "checkpoint",
@@ -137,7 +136,7 @@ def test_the_ways_that_are_found(request: pytest.FixtureRequest) -> None:
 
 
 def test_native_rollback_costs_no_replay_and_a_checkpoint_does(request: pytest.FixtureRequest) -> None:
-    """What each way reads again, over the same pattern: nothing, or the committed tokens since the last mark."""
+    """What each rollback reads again, over the same pattern: nothing, or the committed tokens since the last mark."""
     decoded = {}
     for kind in ("plain", "native", "checkpoint"):
         target = opened_for_drafts_of_5(kind, request)
@@ -160,7 +159,7 @@ def cut(opened: Opened, n_read: int, n: int, *, at_once: bool) -> int:
         model.extend(TEXT[start : min(start + step, n_read)], 1)
     kept = model.roll_back(n)
     assert kept in (0, n)
-    assert opened.error([*TEXT[:kept], 4, 6]) < NOISE
+    assert opened.error([*TEXT[:kept], 4, 6]) < opened.noise
     return kept
 
 
@@ -231,7 +230,7 @@ def native(tiny_hybrid: Pair) -> Iterator[Opened]:
 
 @pytest.mark.parametrize("history", [after_marks, after_a_failure])
 def test_native_rollback_after_what_it_does_not_expect(history: Callable[[Opened], float], native: Opened) -> None:
-    assert history(native) < NOISE
+    assert history(native) < native.noise
 
 
 @pytest.mark.parametrize("width", range(1, 8))
@@ -247,7 +246,7 @@ def test_native_rollback_at_every_distance(width: int, n_dropped: int, native: O
     assert again == 0, "one rollback a decode"
     model.extend(TEXT[:10], 0)
     model.extend(TEXT[10 : 10 + width], 1)
-    assert native.error([*TEXT[: 10 + width - n_dropped], 5, 4]) < NOISE
+    assert native.error([*TEXT[: 10 + width - n_dropped], 5, 4]) < native.noise
 
 
 class KeepsMarks(rollback.Native):
@@ -265,7 +264,7 @@ def test_a_mark_of_a_dropped_text_is_seen(native: Opened) -> None:
 # --- where nothing serves ---------------------------------------------------------------------------------
 
 
-def test_a_way_that_does_not_work_is_not_taken(tiny_hybrid: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rollback_that_does_not_work_is_not_taken(tiny_hybrid: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """The probe at load finds out; then whatever must be dropped takes everything with it."""
     monkeypatch.setattr(backend, "set_state", lambda ctx, data, seq, flags=0: False)
     monkeypatch.setattr(rollback.Checkpoint, "resync", lambda rollback, n: n)
@@ -275,7 +274,7 @@ def test_a_way_that_does_not_work_is_not_taken(tiny_hybrid: Pair, monkeypatch: p
     opened.model.mark(5)
     opened.model.extend(TEXT[10:13], 1)
     assert opened.model.roll_back(12) == 0
-    assert opened.error(TEXT[:11]) < NOISE
+    assert opened.error(TEXT[:11]) < opened.noise
     opened.close()
 
 
@@ -300,7 +299,7 @@ def test_drafting_is_off_where_nothing_can_be_dropped(
 
     wanted = answers(0)
     works = rollback._rolls_back
-    monkeypatch.setattr(rollback, "_rolls_back", lambda way, *a: way.name == "plain" and works(way, *a))
+    monkeypatch.setattr(rollback, "_rolls_back", lambda found, *a: found.name == "plain" and works(found, *a))
     assert answers(1) == wanted
 
 
@@ -319,8 +318,8 @@ def test_gemma_as_its_own_draft_past_a_window_that_discards() -> None:
         tokens = llm.tokenize((story * 36).encode())
         assert len(tokens) > 512 + 24
         for turn in range(3):
-            plain = [t for r in llm.generate(tokens, greedy, draft="off") for t in r.tokens]
-            drafted = [t for r in llm.generate(tokens, greedy) for t in r.tokens]
+            plain = [t for r in llm.generate(tokens, greedy, draft="off").rounds() for t in r.tokens]
+            drafted = [t for r in llm.generate(tokens, greedy).rounds() for t in r.tokens]
             assert llm.last_stats.draft_n > 0
             assert llm.last_stats.draft_n_accepted > 0
             check_near_tie(llm, tokens, plain, drafted)

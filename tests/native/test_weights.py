@@ -11,6 +11,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from conftest import Pair
 from gguf import GGUFValueType
 from support import tiny
 
@@ -162,3 +163,98 @@ def test_an_alignment_that_is_none(lying: Callable[..., str], value: Any) -> Non
     kind = STRING if isinstance(value, str) else UINT32
     with pytest.raises(header.GgufError, match=f"general.alignment is {value!r}, not a power of two"):
         header.read(lying(("general.alignment", kind, value)))
+
+
+CLOSING = """
+import sys, threading
+from specgguf import Cancelled, ConfigError, SpeculativeLlama
+
+CALLS = {
+    "tokenize": lambda llm: llm.tokenize("the list of words is in python ".encode() * 40),
+    "detokenize": lambda llm: llm.detokenize(range(5, 200)),
+    "render": lambda llm: llm.render([{"role": "user", "content": "the list of words " * 20}]),
+    "complete": lambda llm: llm.create_completion("the list of", max_tokens=3, temperature=0.0),
+}
+
+
+def loop(llm, call, busy, ended):
+    try:
+        for n in range(10**9):
+            CALLS[call](llm)
+            if n == 3:
+                busy.set()
+    except (ConfigError, Cancelled) as error:
+        ended.append(str(error))
+    finally:
+        busy.set()
+
+
+for i in range(20):
+    llm = SpeculativeLlama(sys.argv[1], n_ctx=512, n_threads=1)
+    started, ended = [], []
+    for call in CALLS:
+        busy = threading.Event()
+        thread = threading.Thread(target=loop, args=(llm, call, busy, ended))
+        thread.start()
+        busy.wait()
+        started.append(thread)
+    llm.close()
+    for thread in started:
+        thread.join()
+    assert len(ended) == len(CALLS), ended
+    assert all("closed" in text or "stopped" in text for text in ended), ended
+print("ended")
+"""
+
+
+def test_closing_while_other_threads_call_in_a_loop(tiny_chat: Pair) -> None:
+    """Twenty engines, each used by four threads when it is closed: a plain error for each."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", CLOSING, str(tiny_chat.target)], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ended\n", "")
+
+
+def retyped(path: Path, tensor: str, kind: int) -> str:
+    """A copy of a tiny file whose header says that `tensor` has another type, of as many bytes."""
+    data = bytearray(path.read_bytes())
+    name = tensor.encode()
+    at = data.index(len(name).to_bytes(8, "little") + name) + 8 + len(name)
+    n_dims = int.from_bytes(data[at : at + 4], "little")
+    data[at + 4 + 8 * n_dims : at + 8 + 8 * n_dims] = kind.to_bytes(4, "little")
+    made = path.with_name("retyped.gguf")
+    made.write_bytes(data)
+    return str(made)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "kind", "says"),
+    [
+        ("blk.0.attn_norm.weight", 26, "holds whole numbers .I32. where weights stand"),
+        ("blk.0.attn_q.weight", 26, "holds whole numbers .I32. where weights stand"),
+        ("output_norm.weight", 26, "holds whole numbers"),
+    ],
+)
+def test_whole_numbers_where_weights_stand(tmp_path: Path, tensor: str, kind: int, says: str) -> None:
+    tiny.WRITERS["llama"](tmp_path / "sound.gguf", tiny.letters(8))
+    path = retyped(tmp_path / "sound.gguf", tensor, kind)
+    with pytest.raises(BackendError, match=f"is damaged: {tensor} {says}"):
+        Weights(path)
+    assert exit_code(path) != 0
+
+
+@pytest.mark.parametrize("value", [0, 2**31, 2**32 - 1])
+def test_a_context_length_beyond_all_positions(lying: Callable[..., str], value: int) -> None:
+    with pytest.raises(BackendError, match=f"is damaged: llama.context_length is {value}$"):
+        Weights(lying(("llama.context_length", UINT32, value)))
+
+
+def test_a_byte_token_that_is_missing(tmp_path: Path) -> None:
+    """Negative control: the whole vocabulary, and one without any such token, are loaded by the tests all the time."""
+    tiny.WRITERS["llama"](tmp_path / "sound.gguf", tiny.chat())
+    Weights(tmp_path / "sound.gguf").close()
+    data = (tmp_path / "sound.gguf").read_bytes()
+    assert data.count(b"<0x7E>") == 1
+    (tmp_path / "damaged.gguf").write_bytes(data.replace(b"<0x7E>", b"<0x7Z>"))
+    with pytest.raises(BackendError, match="is damaged: the vocabulary lacks the byte token <0x7E>"):
+        Weights(tmp_path / "damaged.gguf")

@@ -6,6 +6,7 @@ Only tests use it; nothing of the shipped program knows about it.
 from __future__ import annotations
 
 import ctypes
+import os
 import signal
 import sys
 import time
@@ -18,7 +19,7 @@ from specgguf.cli.settings import Settings
 from specgguf.cli.terminal.status import StatusOutput
 
 from specgguf.errors import Cancelled
-from support.fake_engine import FAIL, GATE, HANG, FakeEngine, loaded, pieces
+from support.fake_engine import FAIL, GATE, HANG, FakeEngine, FakeGeneration, loaded, pieces
 
 STORY = pieces("Once upon a time there was a fox .", drafted="upon a time")
 
@@ -44,10 +45,11 @@ class Native(FakeEngine):
 
     held = False
 
-    def _hang(self) -> None:
+    def _hang(self, generation: FakeGeneration) -> None:
+        self.libc.pthread_mutex_lock(self.mutex)
         self.held = True
-        self.libc.pthread_mutex_lock(self.mutex)
-        self.libc.pthread_mutex_lock(self.mutex)
+        if not (self._cancelled or generation.cancelled):  # which may come before this call, and never again
+            self.libc.pthread_mutex_lock(self.mutex)
         raise Cancelled("cancelled")
 
     def cancel(self) -> None:
@@ -69,10 +71,17 @@ class Deaf(FakeEngine):
         sys.stderr.flush()
 
 
+def load_at_the_gate(*_: object) -> FakeEngine:
+    """Loads once the file named by the variable GATE exists."""
+    while not Path(os.environ["GATE"]).exists():
+        time.sleep(0.005)
+    return SCENES["many"]()
+
+
 def run() -> None:
-    if sys.argv[1] == "loading":  # the real way to an engine, but one that never loads
+    if sys.argv[1] in ("loading", "load-gate"):  # the real way to an engine
         open_pair.pick = lambda *_, **__: Pair(Path("target.gguf"), None, "target.gguf", "")  # type: ignore[attr-defined]
-        open_pair._load = lambda *_: time.sleep(600)  # type: ignore[assignment]
+        open_pair._load = (lambda *_: time.sleep(600)) if sys.argv[1] == "loading" else load_at_the_gate  # type: ignore[assignment]
     elif sys.argv[1] != "real":
         play(SCENES[sys.argv[1]]())
     main.main(sys.argv[2:])
