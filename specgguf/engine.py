@@ -292,7 +292,7 @@ class Turn:
             round = advance(self.run, self.controller)
             for stats in (engine.stats, generation.stats):
                 stats.add(round)
-                stats.off_reason = self.controller.off_reason
+                stats.off_reason = self.run.off_reason or self.controller.off_reason
             return round
 
     def _begin(self, generation: Generation) -> None:
