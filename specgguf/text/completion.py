@@ -17,7 +17,7 @@ from specgguf.decode.records import Chunk
 from specgguf.decode.stats import Stats
 
 from .logprobs import ChatLogprobWriter, LogprobWriter
-from .tool_calls import ToolCall, ToolCallParser
+from .tools.calls import ToolCall, ToolCallParser
 
 Json = dict[str, Any]
 
