@@ -69,7 +69,7 @@ TWO_IDS = pair(length=6, v=2, v_draft=2)  # long enough for every length from 0 
 @pytest.mark.parametrize("context", [0, 16])
 def test_probing_while_resting(rule: Any, context: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The draft scores plain tokens, with the middle of the text skipped or not; the law does not move."""
-    monkeypatch.setattr("specgguf.drafter.SCORE_CONTEXT", context)
+    monkeypatch.setattr("specgguf.decode.drafters.SCORE_CONTEXT", context)
     setting = pair(length=6, v=2, v_draft=2)
     assert distance(setting, script(0, 0, 0, 2, 0, probe=2), rule) < EXACT
     assert off_text(pair(length=60, n_ctx=80), script(0, 0, 3, 0, 0, 0, 2, probe=1)) < EXACT

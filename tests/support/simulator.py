@@ -12,8 +12,9 @@ from typing import Protocol
 
 import numpy as np
 
+from specgguf.control.calibration import calibrated_widths, widest
 from specgguf.control.controller import Adaptive, Fixed
-from specgguf.control.costs import Costs, calibrated_widths, widest
+from specgguf.control.costs import Costs
 from specgguf.decode.drafters import PENDING_MAX
 from specgguf.decode.records import Candidate, Plan, Round
 from specgguf.decode.sampling import Distribution
@@ -138,9 +139,14 @@ def follow(
     controller: Adaptive | Fixed, machine: Machine, script: Script, *, seed: int = 1, n_turns: int = 1
 ) -> Outcome:
     """The script, `n_turns` times, each from empty caches."""
+    return converse(controller, machine, [script] * n_turns, seed=seed)
+
+
+def converse(controller: Adaptive | Fixed, machine: Machine, scripts: Sequence[Script], *, seed: int = 1) -> Outcome:
+    """The scripts in turn, each from empty caches."""
     source = np.random.default_rng(seed)
     out = Outcome()
-    for _ in range(n_turns):
+    for script in scripts:
         if isinstance(controller, Adaptive):
             controller.new_turn()
         _turn(controller, machine, script, source, out)
