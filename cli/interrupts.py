@@ -15,6 +15,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 AGAIN_S = 0.05
+STOPPING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}  # an engine that reads a long prompt hears these, too
 
 
 class LeaveNow(KeyboardInterrupt):
@@ -62,7 +63,7 @@ class Interrupts:
         self._watcher.join()
 
     def _watch(self, read: int) -> None:
-        """Cancel from the first SIGINT on; end when the other side of the pipe is closed.
+        """Cancel from the first signal on; end when the other side of the pipe is closed.
 
         Again and again: an engine that was just about to begin forgets what came before.
         """
@@ -72,7 +73,7 @@ class Interrupts:
             numbers = os.read(read, 64) if ready else b""
             if ready and not numbers:
                 break
-            pressed = pressed or signal.SIGINT in numbers
+            pressed = pressed or not STOPPING.isdisjoint(numbers)
             if pressed:
                 self._cancel()
         os.close(read)

@@ -21,7 +21,7 @@ from specgguf.cli.settings import Settings
 from specgguf.cli.terminal import console
 from specgguf.cli.terminal.status import StatusOutput
 
-from specgguf.errors import SpecggufError
+from specgguf.errors import Cancelled, SpecggufError
 
 if TYPE_CHECKING:
     from specgguf.decode.stats import Stats
@@ -83,14 +83,21 @@ def open_engine(settings: Settings, status: StatusOutput, *, yes: bool = False) 
     return load(pair, settings, status)
 
 
-def load(pair: Pair, settings: Settings, status: StatusOutput) -> Loaded:
-    """Load a pair; the seconds tick on stderr. Raises as `open_engine`."""
+def load(pair: Pair, settings: Settings, status: StatusOutput, *, can_stop: bool = False) -> Loaded:
+    """Load a pair; the seconds tick on stderr. Ctrl-C ends the program.
+
+    Args:
+        can_stop: Ctrl-C ends the loading instead.
+
+    Raises:
+        SpecggufError: as `open_engine`; Cancelled where it was stopped.
+    """
     if pair.why:
         status.say(pair.why)
     draft = pair.draft_model.name if isinstance(pair.draft_model, Path) else pair.draft_model or ""
     what = pair.model.name + (f" + {draft}" if draft else "")
     start = time.monotonic()
-    engine = _wait_for(lambda: _load(pair, settings), f"loading {what}", status)
+    engine = _wait_for(lambda: _load(pair, settings), f"loading {what}", status, can_stop=can_stop)
     for warning in getattr(engine, "warnings", ()):
         if warning.startswith(LOUD):
             status.warn(warning.removeprefix(LOUD))
@@ -100,20 +107,22 @@ def load(pair: Pair, settings: Settings, status: StatusOutput) -> Loaded:
     return Loaded(engine, pair.model.name, draft, pair.model_ref, pair.draft_ref, seconds, pair)
 
 
-def switch(loaded: Loaded, ref: str, draft_ref: str, settings: Settings, status: StatusOutput) -> Loaded:
-    """Load other models instead of `loaded`, which comes back when they cannot be loaded.
+def switch(
+    loaded: Loaded, ref: str, draft_ref: str, settings: Settings, status: StatusOutput, *, origin: str = "by /model"
+) -> Loaded:
+    """Load other models instead of `loaded`, which comes back when they cannot be loaded. `origin` is who chose them.
 
     Raises:
         SpecggufError: the new models cannot be had; `loaded` is as it was, or was loaded again.
     """
     wanted = settings.without_preset()
-    wanted.put("model", ref, "by /model")
-    wanted.put("draft_model", draft_ref or None, "by /model")
-    wanted.put("preset", None, "by /model")
+    wanted.put("model", ref, origin)
+    wanted.put("draft_model", draft_ref or None, origin)
+    wanted.put("preset", None, origin)
     pair = pick(wanted, status)
     loaded.engine.close()  # two pairs at once may not fit
     try:
-        found = load(pair, wanted, status)
+        found = load(pair, wanted, status, can_stop=True)
     except SpecggufError:
         if loaded.pair is not None:
             loaded.engine = load(loaded.pair, settings, status).engine
@@ -162,13 +171,19 @@ def _load(pair: Pair, settings: Settings) -> Engine:
     return engine
 
 
-def _wait_for(load: Any, what: str, status: StatusOutput) -> Engine:
-    """Load in a thread, so that the seconds tick and Ctrl-C ends the program at once."""
+def _wait_for(load: Any, what: str, status: StatusOutput, *, can_stop: bool) -> Engine:
+    """Load in a thread, so that the seconds tick and Ctrl-C is heard at once.
+
+    The native loader cannot be stopped: what it still brings after that is closed.
+    """
     result: dict[str, Any] = {}
+    stopped = threading.Event()
 
     def work() -> None:
         try:
             result["engine"] = load()
+            if stopped.is_set():
+                result["engine"].close()
         except BaseException as error:
             result["error"] = error
 
@@ -182,8 +197,13 @@ def _wait_for(load: Any, what: str, status: StatusOutput) -> Engine:
                 thread.join(TICK_S)
     except KeyboardInterrupt:
         status.clear()
+        stopped.set()
+        if "engine" in result:  # it came at that very moment
+            result["engine"].close()
+        if can_stop:
+            raise Cancelled(f"{what}: stopped") from None
         sys.stdout.flush()
-        os._exit(exits.INTERRUPTED)  # the native loader cannot be stopped, nothing is there to be saved
+        os._exit(exits.INTERRUPTED)  # nothing is there to be saved
     status.clear()
     if "error" in result:
         raise result["error"]

@@ -150,7 +150,7 @@ SETTINGS: tuple[Setting, ...] = (
     *_hardware("", "", "."),
     *_hardware("draft_", "draft-", ", draft model."),
     Setting(
-        "temperature", ("--temp", "--temperature"), "number", 0.8, "Sampling", "SPECGGUF_TEMP",
+        "temperature", ("--temp", "--temperature"), "number", 0.8, "Sampling", "SPECGGUF_TEMPERATURE",
         "0: always the likeliest token.", sampling=True,
     ),
     Setting(

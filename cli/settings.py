@@ -20,6 +20,7 @@ from specgguf.errors import ConfigError
 
 CONFIG_NAME = "config.toml"
 BY = "by "  # begins the origin of what a slash command set
+CONVERSATION = "conversation "  # begins the origin of what a saved conversation brought
 PREFIX = "SPECGGUF_"
 # Variables that are read elsewhere: here and in `exits`, by `serve`, by the project's own tests.
 READ_ELSEWHERE = tuple(PREFIX + name for name in "CONFIG DEBUG HOST PORT API_KEY TEST_THREADS".split())
@@ -29,7 +30,7 @@ _SERVICE = re.compile(r"_SERVICE_(HOST|PORT)|_PORT_\d")
 
 @dataclass(frozen=True)
 class Value:
-    """A value and where it came from: "flag --temp", "SPECGGUF_TEMP", a file, "preset demo", "default"."""
+    """A value and where it came from: "flag --temp", "SPECGGUF_TEMPERATURE", a file, "preset demo", "default"."""
 
     value: Any
     origin: str
@@ -41,9 +42,13 @@ class Settings(Mapping[str, Any]):
     def __init__(self, values: Mapping[str, Value]) -> None:
         self._values = {setting.name: Value(setting.default, "default") for setting in SETTINGS}
         self._values.update(values)
+        self._chosen: dict[str, Value] = {}  # by slash commands and the conversation: over all others, until it ends
 
     def __getitem__(self, name: str) -> Any:
-        return self._values[name].value
+        return self._value(name).value
+
+    def _value(self, name: str) -> Value:
+        return self._chosen.get(name) or self._values[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
@@ -53,11 +58,11 @@ class Settings(Mapping[str, Any]):
 
     def origin(self, name: str) -> str:
         """Where the value of `name` came from."""
-        return self._values[name].origin
+        return self._value(name).origin
 
     def given(self, name: str) -> bool:
         """Whether anybody set `name`: it is not the built-in default."""
-        return self._values[name].origin != "default"
+        return self.origin(name) != "default"
 
     def given_here(self, name: str) -> bool:
         """Whether this very run sets `name`: by a flag, a variable or a slash command."""
@@ -65,34 +70,50 @@ class Settings(Mapping[str, Any]):
 
     def without_preset(self) -> Settings:
         """The same settings, to be changed apart, as they would be without a preset."""
-        return Settings({k: v for k, v in self._values.items() if not v.origin.startswith("preset ")})
+        other = Settings({k: v for k, v in self._values.items() if not v.origin.startswith("preset ")})
+        other._chosen = dict(self._chosen)
+        return other
+
+    def without_conversation(self) -> Settings:
+        """The same settings, to be changed apart, without what was chosen for the conversation."""
+        other = Settings(self._values)
+        mine = ("model", "draft_model", "preset")
+        other._chosen = {
+            name: value
+            for name, value in self._chosen.items()
+            if BY_NAME[name].section != "Sampling" and name not in mine and value.origin.startswith(BY)
+        }
+        return other
 
     def become(self, other: Settings) -> None:
         """Take over all values of `other`."""
-        self._values = dict(other._values)
+        self._values, self._chosen = dict(other._values), dict(other._chosen)
 
     def put(self, name: str, value: Any, origin: str) -> None:
         """Set a value for the rest of this run (a slash command)."""
-        self._values[name] = Value(value, origin)
+        self._chosen.pop(name, None)
+        if origin.startswith((BY, CONVERSATION)):
+            self._chosen[name] = Value(value, origin)
+        else:
+            self._values[name] = Value(value, origin)
 
     def under(self, values: Mapping[str, Any], origin: str) -> None:
         """Fill in a preset's values wherever only the default stood."""
         for name, value in values.items():
-            if name in self._values and not self.given(name) and value is not None:
+            if name in self._values and self._values[name].origin == "default" and value is not None:
                 self._values[name] = Value(BY_NAME[name].parse(value, where=origin), origin)
 
     def to_keep(self) -> dict[str, Any]:
         """What belongs to a conversation rather than to a machine or a terminal, as far as it was chosen for it."""
         mine = (s.name for s in SETTINGS if s.section == "Sampling")
-        return {n: self[n] for n in mine if self.given_here(n) or self.origin(n).startswith("conversation ")}
+        return {n: self[n] for n in mine if self.given_here(n) or self.origin(n).startswith(CONVERSATION)}
 
     def resumed(self, values: Mapping[str, Any], name: str) -> None:
         """Take a saved conversation's settings where neither a flag nor a variable speaks."""
         for key, value in values.items():
             if key in BY_NAME and not self.given_here(key):
-                self._values[key] = Value(
-                    BY_NAME[key].parse(value, where=f"conversation {name}"), f"conversation {name}"
-                )
+                origin = f"{CONVERSATION}{name}"
+                self._chosen[key] = Value(BY_NAME[key].parse(value, where=origin), origin)
 
     def sampling(self) -> dict[str, Any]:
         """The sampling settings as keywords of a generation. Raises ConfigError when one is out of range."""

@@ -19,6 +19,8 @@ llm = SpeculativeLlama(*sys.argv[1:3]) if sys.argv[1:] else SpeculativeLlama.fro
 
 with llm:
     config = ServeConfig(names=("mine",), defaults={"temperature": 0.7}, queue_max=8)
-    service = Service(llm, config, log=print)  # service.app is an ASGI application, to be mounted elsewhere
+    service = Service(
+        llm, config, log=lambda record: print(record.text())
+    )  # service.app is an ASGI application, to be mounted elsewhere
     listening = listen("127.0.0.1", port)
     run(service, listening, started=lambda: print(f"http://127.0.0.1:{listening.getsockname()[1]}/v1", flush=True))

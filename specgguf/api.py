@@ -22,6 +22,7 @@ from .decode.records import Round
 from .decode.stats import Stats
 from .decode.step import check_prompt
 from .errors import ConfigError, Unsupported
+from .grammar.cursor import compile_grammar
 from .loading import open_pair
 from .native import vocab
 from .text import completion
@@ -29,7 +30,6 @@ from .text import tokenize as prompts
 from .text.arguments import completion_params, draft_config, token_ids, tool_request
 from .text.completion import Final, ResponseMetadata
 from .text.detokenize import Piece, TextCutter
-from .text.grammar import GrammarCursor, GrammarState
 from .text.logprobs import LogprobWriter
 from .text.template import ChatTemplate
 
@@ -268,7 +268,7 @@ class SpeculativeLlama:
         max_tokens = room if params.max_tokens is None or params.max_tokens <= 0 else min(params.max_tokens, room)
         grammar = None
         if params.grammar is not None:
-            grammar = GrammarCursor(GrammarState.parse(self._vocab, params.grammar))
+            grammar = compile_grammar(params.grammar, self._pair.weights.grammar_tokenizer)
         cutter = TextCutter(self._piece, eog=self._engine.target.eog, stop=params.stop, max_tokens=max_tokens)
         rounds = self._engine.generate(
             prompt, params, config=config, cutter=cutter, grammar=grammar, max_tokens=max_tokens, timeout=timeout
@@ -441,6 +441,7 @@ class SpeculativeLlama:
         head = ResponseMetadata(f"cmpl-{uuid.uuid4()}", int(time.time()), model or self.model_path)
         writer = LogprobWriter(self._piece) if logprobs else None
         how: Json = {"logprobs": writer, "parse_tools": bool(request.tools), "forced_tool": request.forced}
+        how["is_call"] = request.is_required
         if stream:
             return completion.chat_chunks(head, items, **how)
         with self._engine.lock(timeout):

@@ -83,7 +83,7 @@ class SamplingParams:
         seed: None draws one from the system; every other value, 0 too, is a seed.
         ignore_eos: forbid end-of-generation tokens.
         logprobs: None, or how many alternatives to report beside each token's log-probability.
-        grammar: a GBNF grammar that restricts the target's law.
+        grammar: restricts the target's law: a GBNF text, or another form that `grammar.sources.read_grammar` takes.
     """
 
     temperature: float = 0.8
@@ -102,7 +102,7 @@ class SamplingParams:
     seed: int | None = None
     ignore_eos: bool = False
     logprobs: int | None = None
-    grammar: str | None = None
+    grammar: Any = None
 
     def __post_init__(self) -> None:
         require_number("temperature", self.temperature, -math.inf, math.inf)

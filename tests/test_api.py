@@ -24,10 +24,10 @@ from specgguf.config import DraftConfig
 from specgguf.decode.step import _Run
 from specgguf.engine import Engine
 from specgguf.errors import SpecggufError
+from specgguf.grammar.cursor import compile_grammar
 from specgguf.native import backend, context
-from specgguf.native.prefixes import common_prefix
+from specgguf.native.sequence import common_prefix
 from specgguf.text.detokenize import TextCutter
-from specgguf.text.grammar import GrammarCursor, GrammarState
 
 Json = dict[str, Any]
 Make = Callable[..., SpeculativeLlama]
@@ -211,12 +211,11 @@ def test_a_grammar_with_a_draft_that_does_not_know_the_ends(make: Make) -> None:
     n_drafted = 0
     for seed in range(20):
         params = SamplingParams(temperature=1.0, seed=seed, logit_bias=ends)
-        grammar = GrammarCursor(GrammarState.parse(llm._vocab, "root ::= [a-z]*"))
+        grammar = compile_grammar("root ::= [a-z]*", llm._pair.weights.grammar_tokenizer)
         cutter = TextCutter(llm._piece, eog=target.eog, max_tokens=30)
         prompt = llm.tokenize(ASK.encode())
         rounds = list(engine.generate(prompt, params, cutter=cutter, grammar=grammar, max_tokens=30))
         n_drafted += sum(round.n_from_draft for round in rounds if round.finish_reason == "eos")
-        grammar.close()
     assert n_drafted > 0
     draft.eog = target.eog
 

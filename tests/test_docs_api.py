@@ -20,7 +20,7 @@ from collections.abc import Iterator
 
 import specgguf
 from specgguf import Busy, Cancelled, ConfigError, Round, SamplingParams, SpeculativeLlama, Stats
-from specgguf.serve import ServeConfig, Service, listen, run
+from specgguf.serve.server import ServeConfig, Service, listen, run
 
 
 def answer(llm: SpeculativeLlama, question: str) -> str:

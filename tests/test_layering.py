@@ -19,13 +19,13 @@ import specgguf
 ROOT = Path(__file__).resolve().parent.parent
 
 ORDER = """
-errors config presets models native fit decode control text engine loading calls api llm_plugin serve bench cli
+errors config presets models native fit decode control grammar text engine loading calls api llm_plugin serve bench cli
 """.split()
 CLI_ORDER = "terminal exits options interrupts settings pairing open_pair chat commands main".split()
 FILES_MAX = 10  # of a folder, beside __init__
 LINES_MAX = 300
 
-HEAVY = {"llama_cpp", "numpy", "prompt_toolkit", "rich", "huggingface_hub", "jinja2", "platformdirs"}
+HEAVY = {"llama_cpp", "numpy", "llguidance", "prompt_toolkit", "rich", "huggingface_hub", "jinja2", "platformdirs"}
 
 LIBRARY = sorted((ROOT / "specgguf").rglob("*.py"))
 TERMINAL = sorted((ROOT / "cli").rglob("*.py"))

@@ -16,7 +16,7 @@ from specgguf.decode.drafters import ModelDrafter
 from specgguf.decode.ngrams import NgramDrafter
 from specgguf.loading import open_pair, physical_cores
 from specgguf.native import backend
-from specgguf.native.context import Model
+from specgguf.native.context import Context
 from specgguf.native.weights import Weights
 
 OFF = DraftConfig(draft=3)  # a fixed length: nothing is measured at load
@@ -248,7 +248,7 @@ def test_native_rollback_is_asked_for_where_something_drafts(tiny_hybrid: Pair) 
 def closed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What was closed, in order."""
     order: list[str] = []
-    for cls in (Model, Weights):
+    for cls in (Context, Weights):
         close = cls.close
 
         def closing(part: Any, close: Any = close, name: str = cls.__name__) -> None:
@@ -263,7 +263,7 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_the_draft_is_closed_first(opener: Opener, closed: list[str]) -> None:
     opener()
     opener.open.pop().close()
-    assert closed == ["Model draft", "Model target", "Weights draft", "Weights target"]
+    assert closed == ["Context draft", "Context target", "Weights draft", "Weights target"]
 
 
 def broken(folder: Path, name: str, source: str) -> tuple[str, type[Exception], str]:
@@ -308,7 +308,7 @@ def test_a_context_that_cannot_be_made_says_what_to_do(
     with pytest.raises(BackendError, match="out of memory") as caught:
         opener()
     assert "--n-ctx" in caught.value.hint
-    assert closed == ["Model target", "Weights draft", "Weights target"]
+    assert closed == ["Context target", "Weights draft", "Weights target"]
 
 
 @pytest.mark.real

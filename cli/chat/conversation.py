@@ -1,15 +1,17 @@
 """A conversation: its messages, and what may be done to them.
 
-Sends a question, takes one back; keeps the prompt inside the context. Shows nothing itself: answers go to a
-sink, remarks to notes, and the keeper writes every step down.
+Sends a question, takes one back, keeps what another answer replaced; keeps the prompt inside the context. Shows
+nothing itself: answers go to a sink, remarks to the status output, and the autosave writes every step down.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from specgguf.cli.chat.autosave import Autosave
+from specgguf.cli.chat.saved import branch
+from specgguf.cli.chat.saved.autosave import Autosave
 from specgguf.cli.chat.turn import Answer, Message, ask
 from specgguf.cli.interrupts import Interrupts
 from specgguf.cli.open_pair import Loaded, thinking
@@ -19,7 +21,7 @@ from specgguf.cli.terminal.status import StatusOutput
 
 from specgguf.errors import ContextFull
 
-# Room kept free for an answer: this many tokens, but at most this share of the context.
+# Kept free for an answer: this many tokens, but at most this share of the context.
 ANSWER_TOKENS = 512
 ANSWER_SHARE = 0.25
 SLOW_PROMPT = 200
@@ -35,6 +37,7 @@ class Conversation:
         undone: the question that was taken back last; `/edit` starts from it.
         unanswered: the last question, if it got no answer at all.
         last: the last answer, for `/highlight` and statistics.
+        branches: what left the thread: answers that another one replaced, turns that were taken back.
     """
 
     loaded: Loaded
@@ -46,10 +49,16 @@ class Conversation:
     undone: str = ""
     unanswered: str = ""
     last: Answer | None = None
+    branches: list[branch.Branch] = field(default_factory=list)
     _read: list[int] = field(default_factory=list)  # the prompt before this one
+    _undone: list[list[Message]] = field(default_factory=list)  # exchanges, the one taken back last at the end
+    _replaced: list[Message] = field(default_factory=list)  # the exchange whose question is being answered again
+
+    def __post_init__(self) -> None:
+        self.autosave.describe(branches=self.branches)
 
     @property
-    def lost(self) -> str:
+    def still_unanswered(self) -> str:
         """`unanswered`, unless the user stopped it himself: then it is taken back already."""
         return "" if self.last is not None and self.last.interrupted else self.unanswered
 
@@ -86,25 +95,78 @@ class Conversation:
         """Forget all turns; the system prompt stays."""
         self.resume([m for m in self.messages if m["role"] == "system"])
 
-    def resume(self, messages: list[Message], unanswered: str = "") -> None:
-        """Go on from other messages."""
+    def resume(self, messages: list[Message], unanswered: str = "", kept: Sequence[branch.Branch] = ()) -> None:
+        """Go on from other messages, and what left their thread."""
         self.messages[:] = messages
+        self.branches[:] = kept
         self.n_hidden, self.last, self.undone, self.unanswered = 0, None, "", unanswered
+        self._undone, self._replaced = [], []
 
     def undo(self) -> str:
         """Take the last question back, with its answer if it got one; returns it, or "" where there is none."""
-        if self.lost:
+        if self.still_unanswered:
             self.undone, self.unanswered = self.unanswered, ""
             return self.undone
-        at = max((i for i, m in enumerate(self.messages) if m["role"] == "user"), default=-1)
-        if at < 0:
+        exchange = self._pop()
+        if not exchange:
             return ""
-        question = str(self.messages[at]["content"])
-        del self.messages[at:]
-        if self.n_hidden >= len(self.messages) - bool(self.system):
-            self.n_hidden = 0  # what is left has room again; `fit` decides anew
-        self.undone, self.unanswered, self.last = question, "", None
-        return question
+        self._undone.append(exchange)
+        self.undone, self.unanswered, self.last = str(exchange[0]["content"]), "", None
+        return self.undone
+
+    def redo(self) -> str:
+        """Bring back the exchange that was taken back here last; returns its question, or "" where there is none."""
+        possible = branch.following(self.branches, self.messages)
+        if not possible:
+            return ""
+        undone = [exchange for exchange in self._undone if exchange in possible]
+        exchange = undone[-1] if undone else possible[-1]
+        self.messages += exchange
+        self.undone, self.last = "", None
+        return str(exchange[0]["content"])
+
+    @property
+    def can_redo(self) -> bool:
+        """Whether `redo` would bring something back."""
+        return bool(branch.following(self.branches, self.messages))
+
+    def step_back(self) -> str:
+        """Make ready to answer the last question again; returns it, or "" where there is none.
+
+        Its answer comes back if the next question, which is to be this one, gets none.
+        """
+        if self.unanswered:
+            return self.unanswered
+        self._replaced = self._pop()
+        return str(self._replaced[0]["content"]) if self._replaced else ""
+
+    def answers(self) -> tuple[int, int]:
+        """Which answer of how many the last question has now, counted from 1; (0, 0) where there is none."""
+        before, exchange = self._split()
+        if not exchange:
+            return 0, 0
+        known = branch.answers(self.branches, before, str(exchange[0]["content"])) or [exchange]
+        return known.index(exchange) + 1 if exchange in known else 1, len(known)
+
+    def turn_to(self, n: int) -> None:
+        """Take the `n`th answer of the last question, counted from 1."""
+        before, exchange = self._split()
+        self.messages[len(before) :] = branch.answers(self.branches, before, str(exchange[0]["content"]))[n - 1]
+        self.last = None
+
+    def _split(self) -> tuple[list[Message], list[Message]]:
+        """The messages before the last exchange, and that."""
+        at = max((i for i, m in enumerate(self.messages) if m["role"] == "user"), default=len(self.messages))
+        return self.messages[:at], self.messages[at:]
+
+    def _pop(self) -> list[Message]:
+        """Take the last exchange off the thread, and keep it."""
+        before, exchange = self._split()
+        branch.keep(self.branches, before, exchange)
+        self.messages[:] = before
+        if self.n_hidden >= len(before) - bool(self.system):
+            self.n_hidden = 0  # what is left may fit again; `fit` decides anew
+        return exchange
 
     def window(self) -> list[Message]:
         """The messages that are sent: system prompt and the turns that still fit."""
@@ -114,7 +176,8 @@ class Conversation:
     def send(self, question: str, sink: Sink) -> Answer:
         """Ask, stream the answer into `sink`, and keep both.
 
-        A question without any answer (stopped too early, or refused) is taken back into `unanswered`.
+        A question without any answer (stopped too early, or refused) is taken back into `unanswered`; one that was to
+        be answered again (`step_back`) keeps the answer that it had.
 
         Raises:
             SpecggufError: see `ask`; ContextFull where the conversation does not fit.
@@ -127,14 +190,27 @@ class Conversation:
                 self._ask(question, sink, answer, interrupts)
         finally:
             self.status.clear()
-            if answer.spans or answer.finish_reason:
-                self.messages.append(answer.message())
-                self.unanswered = self.undone = ""
-            else:
-                self.messages.pop()
-                self.unanswered = question
-            self.autosave.answered(self.messages, answer)
+            self._conclude(question, answer)
         return answer
+
+    def _conclude(self, question: str, answer: Answer) -> None:
+        """Keep what came; without anything the earlier answer comes back, or the question waits in `unanswered`."""
+        replaced, self._replaced = self._replaced, []
+        if answer.spans or answer.finish_reason:
+            before = self.messages[:-1]
+            self.messages.append(answer.message())
+            self.unanswered = self.undone = ""
+            if branch.answers(self.branches, before, question):
+                branch.keep(self.branches, before, self.messages[-2:])
+            self.autosave.answered(self.messages, answer)
+            return
+        self.messages.pop()
+        if replaced:
+            self.messages += replaced
+            self.autosave.restored(self.messages)
+        else:
+            self.unanswered = question
+            self.autosave.answered(self.messages, answer)
 
     def _ask(self, question: str, sink: Sink, answer: Answer, interrupts: Interrupts) -> None:
         prompt = self._fit()
@@ -144,16 +220,17 @@ class Conversation:
         if n_new >= SLOW_PROMPT:
             self.status.wait(f"reading {n_new:,} tokens …")
         engine = self.loaded.engine
-        ask(
-            engine,
-            self.window(),
-            self.settings.sampling(),
-            sink,
-            answer,
-            interrupts,
-            prompt_end=engine.detokenize(prompt[-12:], special=True).decode("utf-8", "replace"),
-            enable_thinking=thinking(self.settings),
-        )
+        with self.autosave.answering(question, answer):
+            ask(
+                engine,
+                self.window(),
+                self.settings.sampling(),
+                sink,
+                answer,
+                interrupts,
+                prompt_end=engine.detokenize(prompt[-12:], special=True).decode("utf-8", "replace"),
+                enable_thinking=thinking(self.settings),
+            )
 
     def count(self, messages: list[Message]) -> int:
         """Tokens of a rendered conversation, by the model's own template."""

@@ -8,85 +8,21 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from types import FrameType
 from typing import NoReturn
 
-from specgguf.cli import exits, open_pair
-from specgguf.cli.chat import prompt, slash
-from specgguf.cli.chat.actions import Leave
-from specgguf.cli.chat.autosave import Autosave
-from specgguf.cli.chat.conversation import Conversation
-from specgguf.cli.chat.display import Display
-from specgguf.cli.chat.sessions import Session
+from specgguf.cli import exits
+from specgguf.cli.chat import slash
+from specgguf.cli.chat.actions.turns import Leave
+from specgguf.cli.chat.chat_session import ChatSession
+from specgguf.cli.chat.input import prompt
+from specgguf.cli.chat.saved.sessions import Session
 from specgguf.cli.interrupts import LeaveNow
-from specgguf.cli.settings import Settings, data_dir
+from specgguf.cli.settings import data_dir
 from specgguf.cli.terminal import console
 from specgguf.cli.terminal.stats_view import joined
-from specgguf.cli.terminal.status import StatusOutput
 
 LEAVE_WITHIN_S = 2.0
-
-
-@dataclass
-class ChatSession:
-    """Everything that a conversation in a terminal holds on to; what slash commands work on.
-
-    Attributes:
-        attached: texts of files that go with the next message.
-        debug: show the tracebacks of errors.
-    """
-
-    conversation: Conversation
-    display: Display
-    status: StatusOutput
-    settings: Settings
-    autosave: Autosave
-    attached: list[str] = field(default_factory=list)
-    debug: bool = False
-
-    def short(self, text: str) -> str:
-        """`text` on one line, as long as the terminal has room."""
-        return console.one_line(text, max(console.width(self.status.stream) - 50, 30))
-
-    def take(self, session: Session) -> None:
-        """Go on with `session`, and say where it stood."""
-        self.conversation.resume(session.messages, session.pending)
-        self.tell(session)
-
-    def tell(self, session: Session) -> None:
-        """Say where a conversation stands that goes on."""
-        n = self.conversation.n_turns
-        self.status.say(f"'{session.name}', {n} {'turn' if n == 1 else 'turns'}: {self.short(session.title)}")
-        asked, said = self.conversation.last_exchange
-        if said:
-            self.status.say(f"  {prompt.PROMPT}{self.short(asked)}\n  {self.short(said)}")
-        if session.pending:
-            self.status.say(f"its last question has no answer (/retry asks it again): {self.short(session.pending)}")
-
-    def switch(self, ref: str, draft_ref: str) -> None:
-        """Go on with other models. The old ones come back when the new ones cannot be loaded."""
-        self.conversation.loaded = open_pair.switch(
-            self.conversation.loaded, ref, draft_ref, self.settings, self.status
-        )
-        self.describe()
-
-    def describe(self) -> None:
-        """Tell the keeper which models and settings belong to the conversation."""
-        loaded = self.conversation.loaded
-        self.autosave.describe(model=loaded.model_ref, draft_model=loaded.draft_ref, settings=self.settings.to_keep())
-
-    def ask(self, question: str) -> None:
-        """Send a question with what is attached, and show the answer."""
-        text = "\n\n".join([question, *self.attached])
-        self.attached.clear()  # from here on they are part of the question
-        self.display.legend_once()
-        self.describe()
-        with console.quiet_keyboard():
-            answer = self.conversation.send(text, self.display.sink())
-        self.display.after(answer, self.conversation.loaded.engine)
-        if answer.interrupted and not answer.spans:
-            self.status.say("stopped before the first word; the question is taken back (/retry asks it again)")
 
 
 def run(chat: ChatSession, session: Session | None = None) -> int:
@@ -155,9 +91,13 @@ def banner(chat: ChatSession, *, first_run: bool) -> None:
 
 def goodbye(chat: ChatSession, code: int) -> int:
     """Close the conversation's file and say how to come back."""
-    name = chat.autosave.name
+    chat.autosave.save(chat.conversation.messages)
+    name, unsaved = chat.autosave.name, chat.autosave.unsaved
+    empty = not chat.conversation.n_turns
     chat.autosave.close()
-    if name:
+    if unsaved:
+        chat.status.warn(f"what was said last is not saved: {unsaved}")
+    elif name and not empty:
         chat.status.say(f"saved as '{name}'; specgguf chat --continue comes back")
     return code
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import click
 from specgguf.cli import exits
-from specgguf.cli.chat.loop import ChatSession
+from specgguf.cli.chat.chat_session import ChatSession
 
 STDIN = "-"
 
@@ -41,7 +41,7 @@ def _read_stdin() -> str:
 
 def run(chat: ChatSession, question: str) -> int:
     """Answer `question`; returns the exit code."""
-    left = chat.conversation.lost
+    left = chat.conversation.still_unanswered
     chat.describe()
     chat.display.legend_once()
     try:

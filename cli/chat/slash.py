@@ -1,6 +1,6 @@
 """The slash commands, in one table: names, help, completion and what they do.
 
-A command gets the room (see `loop`) and the words after its name. It may return a text, which is then
+A command gets the chat (see `chat_session`) and the words after its name. It may return a text, which is then
 asked as if it had been typed. What it says goes to stderr.
 """
 
@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from specgguf.cli.chat import actions
+from specgguf.cli.chat.actions import files, keep, settings, turns
 from specgguf.cli.terminal import console
 
 if TYPE_CHECKING:
-    from specgguf.cli.chat.loop import ChatSession
+    from specgguf.cli.chat.chat_session import ChatSession
 
 Run = Callable[["ChatSession", str], str | None]
 
@@ -27,7 +27,7 @@ class Command:
     Attributes:
         argument: how its argument is written in `/help`; "" when it takes none.
         section: the heading in `/help`.
-        choices: what its argument may be, for completion: words, or a function of the room.
+        choices: what its argument may be, for completion: words, or a function of the chat.
     """
 
     name: str
@@ -39,32 +39,36 @@ class Command:
 
 
 COMMANDS: tuple[Command, ...] = (
-    Command("draft", "off|auto|N", "Draft", "switch drafting off or on, or always draft N tokens", actions.draft,
+    Command("draft", "off|auto|N", "Draft", "switch drafting off or on, or always draft N tokens", settings.draft,
             ("auto", "off", "4")),
     Command("highlight", "", "Draft", "show in colour which words the draft model wrote, or stop that",
-            actions.highlight, ("on", "off")),
-    Command("stats", "", "Draft", "how often drafts were accepted, and where the time went", actions.stats,
+            settings.highlight, ("on", "off")),
+    Command("stats", "", "Draft", "how often drafts were accepted, and where the time went", settings.stats,
             ("on", "off")),
-    Command("undo", "", "Turns", "take the last question and its answer back", actions.undo),
-    Command("retry", "", "Turns", "answer the last question again", actions.retry),
+    Command("undo", "", "Turns", "take the last question and its answer back", turns.undo),
+    Command("redo", "", "Turns", "bring back what /undo took", turns.redo),
+    Command("retry", "", "Turns", "answer the last question again; the old answer is kept", turns.retry),
+    Command("prev", "", "Turns", "turn to the answer before this one, of several to the last question",
+            turns.previous),
+    Command("next", "", "Turns", "turn to the answer after this one", turns.next_),
     Command("edit", "", "Turns", "write a message in $EDITOR (after /undo: starts from that question)",
-            actions.edit),
-    Command("file", "PATH", "Turns", "send a text file with your next message", actions.file,
-            actions.complete_path),
-    Command("clear", "", "Turns", "start a new conversation; the old one stays saved", actions.clear),
-    Command("save", "[NAME]", "Keep", "give this conversation a name (it is saved as you go)", actions.save),
-    Command("load", "NAME", "Keep", "go on with a saved conversation", actions.load, actions.complete_session),
-    Command("system", "[TEXT]", "Settings", "show or set the system prompt; 'none' removes it", actions.system,
+            turns.edit),
+    Command("file", "[PATH…|rm N]", "Turns", "send text files with your next message; list them, take one off",
+            files.file, files.complete_path),
+    Command("clear", "", "Turns", "start a new conversation; the old one stays saved", keep.clear),
+    Command("save", "[NAME]", "Keep", "give this conversation a name (it is saved as you go)", keep.save),
+    Command("load", "NAME", "Keep", "go on with a saved conversation", keep.load, keep.complete_session),
+    Command("system", "[TEXT|@FILE]", "Settings", "show or set the system prompt; 'none' removes it", settings.system,
             ("none",)),
     Command("set", "[NAME VALUE]", "Settings", "show or change temperature, top_p, max_tokens, seed …",
-            actions.set_, actions.complete_set),
+            settings.set_, settings.complete_set),
     Command("think", "on|off|dim|show|hide", "Settings", "let the model reason or not; how that is displayed",
-            actions.think, ("on", "off", "dim", "show", "hide")),
-    Command("model", "[REF [DRAFT]]", "Settings", "show the models, or go on with others", actions.model,
-            actions.complete_model),
-    Command("context", "", "Settings", "what fills the context", actions.context),
+            settings.think, ("on", "off", "dim", "show", "hide")),
+    Command("model", "[REF [DRAFT]]", "Settings", "show the models, or go on with others", settings.model,
+            settings.complete_model),
+    Command("context", "", "Settings", "what fills the context", settings.context),
     Command("help", "", "Leave", "this list", lambda chat, _words: show_help(chat)),
-    Command("exit", "", "Leave", "leave; specgguf chat --continue comes back", actions.leave),
+    Command("exit", "", "Leave", "leave; specgguf chat --continue comes back", turns.leave),
 )  # fmt: skip
 
 ALIASES = {"quit": "exit", "bye": "exit", "q": "exit", "?": "help", "h": "help", "new": "clear"}

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from pathlib import Path
 from typing import Any
 
 import click
 from specgguf.cli import open_pair
-from specgguf.cli.chat import loop, oneshot, sessions
-from specgguf.cli.chat.autosave import Autosave
+from specgguf.cli.chat import attachments, loop, oneshot, resume
+from specgguf.cli.chat.chat_session import ChatSession
 from specgguf.cli.chat.conversation import Conversation
 from specgguf.cli.chat.display import Display
-from specgguf.cli.chat.loop import ChatSession
-from specgguf.cli.chat.sessions import Session
+from specgguf.cli.chat.saved import sessions
+from specgguf.cli.chat.saved.autosave import Autosave
+from specgguf.cli.chat.saved.sessions import Session
 from specgguf.cli.options import GroupedCommand, SectionOption, options
 from specgguf.cli.settings import Settings, gather
 from specgguf.cli.terminal import console
 from specgguf.cli.terminal.status import StatusOutput
 
-from specgguf.errors import ConfigError
-
-ONE_SHOT = "one-shot"  # the latest single question is kept under this name, for --continue
+from specgguf.errors import ModelNotFound
 
 
 def _complete_session(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
@@ -45,6 +43,7 @@ def _complete_session(_ctx: click.Context, _param: click.Parameter, incomplete: 
 )
 @click.option(
     "--resume",
+    "resume_",
     metavar="NAME",
     cls=SectionOption,
     section="Conversation",
@@ -72,7 +71,7 @@ def chat(
     question: tuple[str, ...],
     yes: bool,
     continue_: bool,
-    resume: str | None,
+    resume_: str | None,
     as_json: bool,
     quiet: bool,
     **flags: Any,
@@ -89,60 +88,47 @@ def chat(
     settings.sampling()  # out of range: say so at once
     status = StatusOutput(console.style_for(sys.stderr, settings["color"]), quiet=quiet)
     text = oneshot.read_question(question)
-    system = read_system(settings)
-    autosave = Autosave(status, enabled=settings["save"], slot=ONE_SHOT if text is not None else "")
-    session = _session(continue_, resume, settings, autosave)
+    system = attachments.given_text(settings["system"] or "", "--system")
+    autosave = Autosave(status, enabled=settings["save"], slot=sessions.ONE_SHOT if text is not None else "")
+    session = _session(continue_, resume_, settings, autosave, status)
     if text is None:
         _tell_crashes(status)
     with contextlib.closing(autosave):
-        loaded = open_pair.open_engine(settings, status, yes=yes)
+        try:
+            loaded = open_pair.open_engine(settings, status, yes=yes)
+        except ModelNotFound as error:
+            raise resume.without_its_model(session, settings, error) from error
         with contextlib.closing(loaded.engine):
             conversation = Conversation(loaded, settings, status, autosave)
             display = Display(settings, status, as_json=as_json)
             debug = bool(click.get_current_context().find_root().obj)
             chat = ChatSession(conversation, display, status, settings, autosave, debug=debug)
             if session is not None:
-                conversation.resume(session.messages, session.pending)
+                conversation.resume(session.messages, session.pending, session.branches)
             if system and (session is None or settings.given_here("system")):
                 conversation.set_system(system)
             return loop.run(chat, session) if text is None else oneshot.run(chat, text)
 
 
-def _session(continue_: bool, resume: str | None, settings: Settings, autosave: Autosave) -> Session | None:
+def _session(
+    continue_: bool, name: str | None, settings: Settings, autosave: Autosave, status: StatusOutput
+) -> Session | None:
     """The conversation to go on with, opened; its models and settings enter `settings`."""
-    if continue_ and resume:
+    if continue_ and name:
         raise click.UsageError("--continue and --resume exclude each other")
-    if continue_:
-        names = sessions.names()
-        if not names:
-            raise ConfigError("there is no conversation to go on with", hint="specgguf chat starts one")
-        resume = names[0]
-    if not resume:
+    if not continue_ and not name:
         return None
-    session = sessions.load(resume)
+    session = sessions.load(name) if name else resume.latest(status)
+    session = resume.own_name(session) if settings["save"] else session
     autosave.open(session)
-    values = dict(session.settings)
-    if session.model and not any(settings.given_here(name) for name in ("model", "preset", "draft_model")):
-        values.update(model=session.model, draft_model=session.draft_model or "none")
-    settings.resumed(values, session.name)
+    pair = resume.take_settings(session, settings)
+    if pair is not None:
+        for key, value in zip(("model", "draft_model"), pair, strict=True):
+            settings.put(key, value, f"conversation {session.name}")
     return session
 
 
 def _tell_crashes(status: StatusOutput) -> None:
     for session in sessions.crashed():
-        status.warn(
-            f"'{session.name}' ended in mid-answer; its question is kept: specgguf chat --resume '{session.name}'"
-        )
-
-
-def read_system(settings: Settings) -> str:
-    """The system prompt that the settings name, read from its file where it is @FILE."""
-    text: str = settings["system"] or ""
-    if not text.startswith("@"):
-        return text
-    path = Path(text[1:]).expanduser()
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise ConfigError(f"--system @{path}: {reason.lower()}") from error
+        again = f"specgguf chat --resume '{session.name}'"
+        status.warn(f"'{session.name}' ended in mid-answer; what was asked and answered is kept: {again}")

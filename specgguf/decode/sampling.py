@@ -23,6 +23,7 @@ Logits = npt.NDArray[np.float32]
 
 FOLDS = 32  # logits per block of the block-maxima top-k; a block is a column of the row folded into so many
 COLDEST = 1e-30  # a temperature below it is the same law, and overflows
+LOOKED_AT = 256  # of the best ids: only where they hold too few legal ones is everything legal looked at
 GREEDY_SEEN = 8  # candidates that a greedy law's confidence is taken over
 
 
@@ -114,12 +115,12 @@ def largest(logits: Logits, k: int) -> Ids:
     pass over the row in order.
 
     Raises:
-        BackendError: there is a NaN among them.
+        BackendError: there is a NaN or +inf among them.
     """
     n = len(logits)
     blocks = n // FOLDS
     if k <= 0 or blocks < 8 * k:
-        _refuse_nan(logits.max())
+        _refuse_broken(logits.max())
     if k <= 0 or k >= n:
         return np.argsort(-logits, kind="stable").astype(np.int32)
     if blocks < 8 * k:
@@ -129,7 +130,7 @@ def largest(logits: Logits, k: int) -> Ids:
         whole = blocks * FOLDS
         folded, rest = logits[:whole].reshape(FOLDS, blocks), logits[whole:]
         maxima = folded.max(axis=0)
-        _refuse_nan(np.maximum(maxima.max(), rest.max(initial=-np.inf)))
+        _refuse_broken(np.maximum(maxima.max(), rest.max(initial=-np.inf)))
         bound = np.partition(maxima, blocks - k)[blocks - k]
         columns = np.flatnonzero(maxima >= bound)
         found = np.flatnonzero(folded[:, columns] >= bound)
@@ -140,17 +141,10 @@ def largest(logits: Logits, k: int) -> Ids:
 
 
 class GrammarCursor(Protocol):
-    """What sampling needs of a grammar: the state after some generated tokens."""
+    """What sampling needs of a grammar: which ids may come next."""
 
-    def at(self, generated: Sequence[int]) -> GrammarMask:
-        """The grammar's state after `generated`."""
-
-
-class GrammarMask(Protocol):
-    """Which tokens a grammar allows next."""
-
-    def allowed(self, ids: Ids) -> npt.NDArray[np.bool_]:
-        """A mask over `ids`, shape (len(ids),)."""
+    def mask(self, generated: Sequence[int]) -> npt.NDArray[np.uint8]:
+        """The ids that may come after `generated`: bit `id % 8` of byte `id // 8`; the bytes reach over all ids."""
 
 
 class Transform:
@@ -195,7 +189,7 @@ class Transform:
             generated: all tokens generated so far, the drafted ones before this row included.
 
         Raises:
-            BackendError: the row holds a NaN.
+            BackendError: the row holds a NaN or +inf.
             ConfigError: the parameters allow no token.
         """
         logits = self._adjusted(logits[: self.n_vocab], generated)
@@ -248,26 +242,26 @@ class Transform:
         return _possible(logits, largest(logits, k))
 
     def _legal(self, logits: Logits, k: int, generated: Sequence[int]) -> Ids:
-        """As `_candidates`, under the grammar: masked in descending logit order, a few hundred at a time,
-        until k legal ids are found. The same ids as masking everything first, at a fraction of the price."""
+        """As `_candidates`, under the grammar. The same ids as masking everything first, but mostly the few best
+        hold k legal ones; where the grammar is narrow, only what it allows is looked at."""
         assert self.grammar is not None
-        state = self.grammar.at(generated)
-        width = 256 if k > 0 else len(logits)
-        while True:
-            ids = largest(logits, width)
-            legal = ids[state.allowed(ids) & (logits[ids] > -np.inf)]
-            if len(legal) >= k > 0 or len(ids) == len(logits):
-                break
-            width *= 4
-        if not len(legal):
+        mask = self.grammar.mask(generated)
+        best = largest(logits, LOOKED_AT)
+        ids: Ids = best[(mask[best >> 3] >> (best & 7) & 1).astype(bool)]
+        if not 0 < k <= len(ids):
+            allowed = np.flatnonzero(np.unpackbits(mask, count=len(logits), bitorder="little"))
+            ids = allowed[largest(logits[allowed], k)].astype(np.int32) if len(allowed) else ids[:0]
+        ids = ids[logits[ids] > -np.inf]
+        if not len(ids):
             raise ConfigError("the grammar allows no token of this model here")
-        return legal[:k] if k > 0 else legal
+        return ids[:k] if k > 0 else ids
 
 
-def _refuse_nan(peak: np.floating[Any]) -> None:
-    """`peak` is a maximum of logits, which numpy makes a NaN where one of them is."""
-    if np.isnan(peak):
-        raise BackendError("the model's logits are not numbers (NaN)")
+def _refuse_broken(peak: np.floating[Any]) -> None:
+    """`peak` is a maximum of logits, which numpy makes a NaN where one of them is. A logit of +inf would make a NaN of
+    the whole distribution, and min(1, NaN) accepts everything."""
+    if not peak < np.inf:
+        raise BackendError(f"the model's logits are not numbers ({'NaN' if np.isnan(peak) else 'infinite'})")
 
 
 def _possible(logits: Logits, ids: Ids) -> Ids:

@@ -226,7 +226,9 @@ def shards(name: str) -> list[str]:
     match = _SHARD.fullmatch(name)
     if not match:
         return [name]
-    stem, _, count = match.groups()
+    stem, number, count = match.groups()
+    if not 1 <= int(number) <= int(count):
+        return [name]  # only named like one
     return [f"{stem}-{i:05}-of-{count}.gguf" for i in range(1, int(count) + 1)]
 
 

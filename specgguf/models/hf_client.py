@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from specgguf.errors import DownloadError, ModelNotFound, SpecggufError
 
@@ -39,6 +40,12 @@ def is_offline() -> bool:
 
 def endpoint() -> str:
     return os.environ.get("HF_ENDPOINT", "").rstrip("/") or "https://huggingface.co"
+
+
+def _origin(url: str) -> tuple[str, str]:
+    """Scheme and host, compared whole: another host's name may begin with the hub's."""
+    parts = urlsplit(url)
+    return parts.scheme.lower(), parts.netloc.lower()
 
 
 def cache_folder() -> Path:
@@ -127,7 +134,7 @@ class RangeFile(io.RawIOBase):
             raise _plain(error, repo, file) from error
         self.size = int(facts.size or 0)
         self._url = facts.location
-        self._is_hub = facts.location.startswith(endpoint())
+        self._is_hub = _origin(facts.location) == _origin(endpoint())
 
     def readable(self) -> bool:
         return True

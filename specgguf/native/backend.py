@@ -10,8 +10,9 @@ from __future__ import annotations
 import collections
 import contextlib
 import ctypes
-from collections.abc import Iterator, Sequence
-from typing import Any
+import functools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import llama_cpp
 import numpy as np
@@ -143,33 +144,51 @@ def n_swa(llama: Any) -> int:
 # --- batches and decoding ---------------------------------------------------------------------------------
 
 
+class BatchPart(NamedTuple):
+    """Consecutive tokens of one sequence in a batch; logits of the last `n_outputs` are asked for."""
+
+    sequence: int
+    position: int  # of the first token
+    tokens: Sequence[int]
+    n_outputs: int
+
+
 class Batch:
-    """A llama_batch of one sequence whose arrays are filled as numpy vectors."""
+    """A llama_batch over numpy arrays, so that filling it is a few assignments a part whatever its length."""
 
     def __init__(self, n_tokens: int) -> None:
-        self.raw = llama_cpp.llama_batch_init(n_tokens, 0, 1)
-        shape = (n_tokens,)
-        self._token = np.ctypeslib.as_array(self.raw.token, shape)
-        self._pos = np.ctypeslib.as_array(self.raw.pos, shape)
-        self._logits = np.ctypeslib.as_array(self.raw.logits, shape)
-        np.ctypeslib.as_array(self.raw.n_seq_id, shape)[:] = 1
-        for i in range(n_tokens):
-            self.raw.seq_id[i][0] = 0
+        self._token, self._pos, self._seq = (np.zeros(n_tokens, np.int32) for _ in range(3))
+        self._logits = np.zeros(n_tokens, np.int8)
+        self._n_seq_id = np.ones(n_tokens, np.int32)
+        # llama.cpp wants a pointer to each token's list of sequences: here, each is one long.
+        self._seq_id = self._seq.ctypes.data + self._seq.itemsize * np.arange(n_tokens, dtype=np.uintp)
+        self.raw: Any = llama_cpp.llama_batch(
+            n_tokens=0,
+            token=_pointer(self._token, "token"),
+            pos=_pointer(self._pos, "pos"),
+            n_seq_id=_pointer(self._n_seq_id, "n_seq_id"),
+            seq_id=_pointer(self._seq_id, "seq_id"),
+            logits=_pointer(self._logits, "logits"),
+        )
 
-    def fill(self, tokens: Sequence[int], position: int, n_outputs: int) -> None:
-        """`tokens` at positions position, position+1, …; logits of the last `n_rows` are asked for."""
-        n = len(tokens)
-        self.raw.n_tokens = n
-        self._token[:n] = tokens
-        self._pos[:n] = np.arange(position, position + n)
-        self._logits[: n - n_outputs] = 0
-        self._logits[n - n_outputs : n] = 1
+    def fill(self, parts: Iterable[BatchPart]) -> None:
+        """Any number of sequences, each with consecutive positions."""
+        start = 0
+        for sequence, position, tokens, n_outputs in parts:
+            n = len(tokens)
+            end = start + n
+            self._token[start:end] = tokens
+            self._pos[start:end] = np.arange(position, position + n)
+            self._seq[start:end] = sequence
+            self._logits[start:end] = 0
+            self._logits[end - n_outputs : end] = 1
+            start = end
+        self.raw.n_tokens = start
 
-    def close(self) -> None:
-        if self.raw is not None:
-            self._token = self._pos = self._logits = np.empty(0, dtype=np.int32)
-            llama_cpp.llama_batch_free(self.raw)
-            self.raw = None
+
+def _pointer(array: npt.NDArray[Any], field: str) -> Any:
+    """To an array that outlives it, of the type that this field of a batch has."""
+    return ctypes.cast(array.ctypes.data, dict(llama_cpp.llama_batch._fields_)[field])
 
 
 def decode(ctx: Context, batch: Batch) -> int:
@@ -178,10 +197,16 @@ def decode(ctx: Context, batch: Batch) -> int:
 
 
 def rows(ctx: Context, n_outputs: int, n_vocab: int) -> Logits:
-    """The logits of the last decode, (n_rows, n_vocab) float32: a view that the next decode overwrites."""
+    """The logits of the last decode, (n_outputs, n_vocab) float32: a view that the next decode overwrites."""
     pointer = llama_cpp.llama_get_logits(ctx)
     if not pointer:
         raise BackendError("llama.cpp returned no logits")
+    return _view(ctypes.addressof(pointer.contents), n_outputs, n_vocab)
+
+
+@functools.lru_cache(maxsize=64)  # the buffer of a context stays where it is: made anew, a view takes a third of a pass
+def _view(address: int, n_outputs: int, n_vocab: int) -> Logits:
+    pointer = ctypes.cast(address, ctypes.POINTER(ctypes.c_float))
     return np.ctypeslib.as_array(pointer, (n_outputs, n_vocab))
 
 
@@ -212,42 +237,57 @@ class AbortFlag:
 # --- memory -----------------------------------------------------------------------------------------------
 
 
-def seq_rm(ctx: Context, n: int) -> bool:
-    """Drop everything from position n on; whether llama.cpp says that it could."""
-    return bool(llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(ctx), 0, n, -1))
+def seq_rm(ctx: Context, seq: int, n: int) -> bool:
+    """Drop everything of a sequence from position n on; whether llama.cpp says that it could."""
+    return bool(llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(ctx), seq, n, -1))
 
 
-def pos_min(ctx: Context) -> int:
+def seq_cp(ctx: Context, source: int, target: int, n: int) -> None:
+    """Let a sequence share the cells of another's first n positions. Within a unified cache only: anywhere else
+    llama.cpp ends the process."""
+    llama_cpp.llama_memory_seq_cp(llama_cpp.llama_get_memory(ctx), source, target, 0, n)
+
+
+def pos_min(ctx: Context, seq: int) -> int:
     """The first position still held; -1 when empty."""
-    return int(llama_cpp.llama_memory_seq_pos_min(llama_cpp.llama_get_memory(ctx), 0))
+    return int(llama_cpp.llama_memory_seq_pos_min(llama_cpp.llama_get_memory(ctx), seq))
 
 
-def pos_max(ctx: Context) -> int:
+def pos_max(ctx: Context, seq: int) -> int:
     """The last position held; -1 when empty."""
-    return int(llama_cpp.llama_memory_seq_pos_max(llama_cpp.llama_get_memory(ctx), 0))
+    return int(llama_cpp.llama_memory_seq_pos_max(llama_cpp.llama_get_memory(ctx), seq))
 
 
-def clear(ctx: Context) -> None:
-    """Empty the memory."""
-    llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(ctx), True)
+def clear(ctx: Context, seq: int) -> None:
+    """Empty a sequence's memory."""
+    memory = llama_cpp.llama_get_memory(ctx)
+    if llama_cpp.llama_n_seq_max(ctx) == 1:
+        llama_cpp.llama_memory_clear(memory, True)
+    else:
+        llama_cpp.llama_memory_seq_rm(memory, seq, -1, -1)
 
 
-def get_state(ctx: Context, flags: int = 0) -> bytes:
-    """The state of the sequence; with STATE_PARTIAL_ONLY just what cannot be rewound by position.
+def state_size(ctx: Context, seq: int, flags: int = 0) -> int:
+    """The bytes that `get_state` would return."""
+    return int(llama_cpp.llama_state_seq_get_size_ext(ctx, seq, flags))
+
+
+def get_state(ctx: Context, seq: int, flags: int = 0) -> bytes:
+    """The state of a sequence; with STATE_PARTIAL_ONLY just what cannot be rolled back by position.
 
     Raises:
         BackendError: llama.cpp wrote nothing.
     """
-    size = int(llama_cpp.llama_state_seq_get_size_ext(ctx, 0, flags))
+    size = state_size(ctx, seq, flags)
     buffer = (ctypes.c_uint8 * size)()
-    written = int(llama_cpp.llama_state_seq_get_data_ext(ctx, buffer, size, 0, flags))
+    written = int(llama_cpp.llama_state_seq_get_data_ext(ctx, buffer, size, seq, flags))
     if written <= 0:
         raise BackendError("llama.cpp could not save the state of the sequence")
     return bytes(memoryview(buffer)[:written])
 
 
-def set_state(ctx: Context, data: bytes | bytearray | memoryview, flags: int = 0) -> bool:
+def set_state(ctx: Context, data: bytes | bytearray | memoryview, seq: int, flags: int = 0) -> bool:
     """Restore what `get_state` saved; whether it worked."""
     size = memoryview(data).nbytes
     buffer = (ctypes.c_uint8 * size).from_buffer_copy(data)
-    return int(llama_cpp.llama_state_seq_set_data_ext(ctx, buffer, size, 0, flags)) > 0
+    return int(llama_cpp.llama_state_seq_set_data_ext(ctx, buffer, size, seq, flags)) > 0

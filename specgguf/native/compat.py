@@ -21,18 +21,18 @@ from specgguf.errors import BackendError
 REQUIREMENT = 'pip install "llama-cpp-python>=0.3.36,<0.4"'
 
 SYMBOLS = (
-    "llama_batch_init llama_batch_free llama_decode llama_get_logits llama_get_memory llama_memory_clear "
-    "llama_memory_seq_rm llama_memory_seq_pos_min llama_memory_seq_pos_max llama_init_from_model "
-    "llama_free llama_n_ctx llama_n_ubatch llama_n_rs_seq llama_state_seq_get_data_ext llama_state_seq_set_data_ext "
-    "llama_state_seq_get_size_ext llama_set_abort_callback llama_log_set llama_log_callback llama_supports_gpu_offload "
-    "llama_set_adapters_lora llama_adapter_lora_p_ctypes llama_print_system_info "
-    "llama_model_get_vocab llama_model_n_swa llama_model_is_recurrent llama_model_is_hybrid "
+    "llama_batch llama_decode llama_get_logits llama_get_memory llama_memory_clear llama_memory_seq_rm "
+    "llama_memory_seq_cp llama_memory_seq_pos_min llama_memory_seq_pos_max llama_init_from_model llama_free "
+    "llama_n_ctx llama_n_ubatch llama_n_rs_seq llama_n_seq_max llama_state_seq_get_data_ext "
+    "llama_state_seq_set_data_ext llama_state_seq_get_size_ext llama_set_abort_callback llama_log_set "
+    "llama_log_callback llama_supports_gpu_offload llama_set_adapters_lora llama_adapter_lora_p_ctypes "
+    "llama_print_system_info llama_model_get_vocab llama_model_n_swa llama_model_is_recurrent llama_model_is_hybrid "
     "llama_model_load_from_file llama_model_free llama_model_default_params llama_context_default_params "
     "llama_vocab_type llama_vocab_n_tokens llama_vocab_bos llama_vocab_eos llama_vocab_get_add_bos "
     "llama_vocab_get_add_eos llama_vocab_get_text llama_vocab_is_eog llama_vocab_fim_pre llama_vocab_fim_suf "
     "llama_vocab_fim_mid llama_token_to_piece "
-    "llama_sampler_init_grammar llama_sampler_apply llama_sampler_accept llama_sampler_clone llama_sampler_free "
-    "llama_token_data_array llama_token_data_p"
+    "llama_tokenize llama_vocab_get_attr "
+    "LLAMA_TOKEN_ATTR_CONTROL LLAMA_TOKEN_ATTR_UNKNOWN LLAMA_TOKEN_ATTR_USER_DEFINED"
 ).split()
 
 FIELDS = {
@@ -52,7 +52,6 @@ LOAD_FAILED = "failed to load model"  # the last error line of every failed load
 COMPUTE_BUFFER = re.compile(r"(\S+)\s+compute buffer size\s*=\s*([\d.]+) MiB")
 KV_SIZE = re.compile(r"llama_kv_cache\w*: size =\s*([\d.]+) MiB")
 STATE_SIZE = re.compile(r"llama_memory_recurrent: size =\s*([\d.]+) MiB")
-GRAMMAR_ERROR = re.compile(r"error parsing grammar: (.*?)(?:\n\n|\Z)", re.DOTALL)
 
 _POINTER, _TEXT, _SIZE = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
 GGML_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {

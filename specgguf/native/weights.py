@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 from specgguf.errors import BackendError, ConfigError
 from specgguf.models import header, header_check
 
-from . import backend, compat, vocab
+from . import backend, compat, grammar_tokenizer, vocab
 
 MAPPED_ALIGNMENT = 32  # bytes: where ggml takes tensors in a mapped file
 
@@ -67,8 +68,19 @@ class Weights:
         """The native vocabulary, which dies with the file."""
         return vocab.of_model(self.llama)
 
+    @cached_property
+    def grammar_tokenizer(self) -> Any:
+        """The vocabulary as llguidance reads it, made when first asked for; it dies with the file, too."""
+        return grammar_tokenizer.make(self.vocab)
+
+    @property
+    def architecture(self) -> str:
+        """As the file names it."""
+        return self.metadata.get("general.architecture", "")
+
     def close(self) -> None:
         """Free the file; in a fork of the process that loaded it, only forget it."""
+        self.__dict__.pop("grammar_tokenizer", None)
         if self._llama is not None:
             if os.getpid() == self._pid:
                 self._llama.close()

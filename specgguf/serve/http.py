@@ -1,33 +1,32 @@
-"""HTTP around the calls: bodies in within limits, errors out in OpenAI's shape, events as they come, and who may ask.
+"""HTTP around the calls: bodies in within limits, errors out in OpenAI's shape, events as they come.
 
-It knows Starlette and ASGI, and nothing of models, queues or the fields of a request.
+It knows Starlette and ASGI, and nothing of models, keys or the fields of a request.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
-import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
+import math
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
+from specgguf.config import one_line
 from specgguf.errors import BackendError, Busy, Cancelled, ConfigError, ContextFull, SpecggufError, Unsupported
 
-from .bodies import BadRequest
+from .protocols.bodies import BadRequest
 from .queue import Closing, QueueFull
 
 Json = dict[str, Any]
 
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
-OPEN_PATHS = ("/health",)
-DONE = b"data: [DONE]\n\n"
 KEEPALIVE = b": still working\n\n"
-RETRY_S = 2  # what Retry-After says
+IS_EVENTS = "specgguf.events"  # in the scope of a request that is answered by events: a comment may be put between them
+RETRY_S = 2  # what Retry-After says where nothing better is known
+MESSAGE_MAX = 400  # characters of an error: whoever sent megabytes gets a line back
 
 
 class Late(SpecggufError):
@@ -38,11 +37,29 @@ class Unauthorised(SpecggufError):
     """The API key is missing or wrong."""
 
 
+class Gone(SpecggufError):
+    """The client left before there was an answer."""
+
+
+class OverQuota(SpecggufError):
+    """This key has asked for as much as it may in a minute.
+
+    Attributes:
+        retry_s: when it may ask again.
+    """
+
+    def __init__(self, message: str, retry_s: float) -> None:
+        super().__init__(message)
+        self.retry_s = retry_s
+
+
 # --- errors -----------------------------------------------------------------------------------------------
 
 # The first that fits: kind of error -> status, OpenAI's type, code.
 KINDS: tuple[tuple[type[BaseException], tuple[int, str, str | None]], ...] = (
     (Unauthorised, (401, "invalid_request_error", "invalid_api_key")),
+    (Gone, (499, "server_error", "client_gone")),
+    (OverQuota, (429, "rate_limit_error", "rate_limit_exceeded")),
     (QueueFull, (429, "rate_limit_error", "queue_full")),
     (Closing, (503, "server_error", "stopping")),
     (Late, (503, "server_error", "timeout")),
@@ -74,13 +91,15 @@ def error_body(error: BaseException) -> Json:
 
 
 def _error(message: str, kind: str, param: str | None, code: str | None) -> Json:
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    param = None if param is None else one_line(param, 80)
+    return {"error": {"message": one_line(message, MESSAGE_MAX), "type": kind, "param": param, "code": code}}
 
 
 def error_response(error: BaseException) -> JSONResponse:
     """The whole answer to a request that failed before it was answered."""
     status = status_of(error)
-    headers = {"retry-after": str(RETRY_S)} if status in (429, 503) else {}
+    wait_s = max(1, math.ceil(error.retry_s)) if isinstance(error, OverQuota) else RETRY_S
+    headers = {"retry-after": str(wait_s)} if status in (429, 503) else {}
     if isinstance(error, Late):
         headers["x-should-retry"] = "false"  # OpenAI's client would ask the same again
     if status == 401:
@@ -128,11 +147,6 @@ async def gone(receive: Receive) -> None:
 # --- out --------------------------------------------------------------------------------------------------
 
 
-def event(item: Json) -> bytes:
-    """One server-sent event."""
-    return b"data: " + json.dumps(item, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
-
-
 class EventStream(Response):
     """Server-sent events as they come; a comment where nothing came for a while.
 
@@ -145,15 +159,21 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(
-        self, events: AsyncGenerator[bytes | None, None], *, write_timeout_s: float, dropped: Callable[[], object]
+        self,
+        events: AsyncGenerator[bytes | None, None],
+        *,
+        write_timeout_s: float,
+        dropped: Callable[[], object],
+        headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
+        super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no", **(headers or {})})
         del self.headers["content-length"]
         self._events, self._timeout_s, self._dropped = events, write_timeout_s, dropped
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send everything; as ASGI wants it."""
         start: Message = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        scope[IS_EVENTS] = True
         try:
             await send(start)
             async with contextlib.aclosing(self._events):
@@ -165,74 +185,3 @@ class EventStream(Response):
 
     async def _write(self, send: Send, what: Json) -> None:
         await asyncio.wait_for(send({"type": "http.response.body", **what}), self._timeout_s)
-
-
-# --- who may ask ------------------------------------------------------------------------------------------
-
-
-class Guard:
-    """Middleware: turns away requests without a right key, or (on loopback) for another host's name.
-
-    The host's name is checked because a page on the web can point its own name at this machine.
-
-    Args:
-        keys: any of these is right; none means that no key is asked for.
-        hosts: the names that a request may call this server by; None takes any.
-        observe: told of every answered request: path, status, seconds.
-    """
-
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        keys: Collection[str],
-        hosts: Collection[str] | None,
-        observe: Callable[[Scope, int, float], None],
-    ) -> None:
-        self._app, self._hosts, self._observe = app, hosts, observe
-        self._keys = [key.encode() for key in keys]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let through, or answer."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        loop = asyncio.get_running_loop()
-        started, status = loop.time(), 0
-
-        async def watched(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
-        try:
-            await self._checked(scope)(scope, receive, watched)
-        finally:
-            self._observe(scope, status, loop.time() - started)
-
-    def _checked(self, scope: Scope) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
-        headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
-        name = host_name(headers.get(b"host", b"").decode("latin-1"))
-        if self._hosts is not None and name not in self._hosts:
-            return error_response(BadRequest(f"this server does not answer to the name {name!r}", status=403))
-        if self._keys and scope["path"] not in OPEN_PATHS:
-            scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
-            right = [hmac.compare_digest(given.strip(), key) for key in self._keys]
-            if scheme.lower() != b"bearer" or not any(right):
-                return error_response(Unauthorised("the API key is missing or wrong"))
-        return self._app
-
-
-def host_name(host: str) -> str:
-    """The name in a Host header, without port and brackets, in lower case."""
-    name = host[1 : host.find("]")] if host.startswith("[") else host.partition(":")[0]
-    return name.lower().removesuffix(".")
-
-
-def client_of(scope: Mapping[str, Any], *, keyed: bool) -> str:
-    """Whose turn it is: the key's, where keys were checked, else the address's."""
-    for name, value in scope["headers"]:
-        if keyed and name == b"authorization":
-            return str(value)
-    return scope["client"][0] if scope.get("client") else ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
+from typing import Protocol
 
 from specgguf.decode.stats import Stats
 
@@ -61,11 +62,21 @@ def cumulative(bounds: Iterable[float], counts: Iterable[float], total: float) -
     yield "_count", {}, running
 
 
+class Answered(Protocol):
+    """What the figures use of a request that was answered."""
+
+    model: str
+    key: str
+    status: int
+    n_prompt: int
+    n_generated: int
+
+
 class Metrics:
     """All figures of one server.
 
     Attributes:
-        requests: answered requests by endpoint and status.
+        requests: answered requests by endpoint and status. by_client, tokens: by model and key.
         queue_s: seconds that requests waited. first_s: from a request's arrival to its first token, streams only.
         request_s: from a request's arrival to its end.
         gone: clients that left before their answer was complete. late: requests that a time limit ended.
@@ -73,13 +84,24 @@ class Metrics:
 
     def __init__(self) -> None:
         self.requests, self.gone, self.late = Counter(), Counter(), Counter()
+        self.by_client, self.tokens = Counter(), Counter()
         self.queue_s, self.first_s, self.request_s = Histogram(), Histogram(), Histogram()
+
+    def request(self, record: Answered, endpoint: str) -> None:
+        """Count an answered request; by model and key where it came so far that they are known."""
+        self.requests.add(endpoint=endpoint, status=record.status)
+        if record.model:
+            self.by_client.add(model=record.model, key=record.key)
+            for kind, n in (("prompt", record.n_prompt), ("generated", record.n_generated)):
+                self.tokens.add(n, model=record.model, key=record.key, kind=kind)
 
     def text(self, stats: Stats, *, n_waiting: int, n_running: int) -> str:
         """Everything, for a scrape."""
         lines = []
         for name, kind, help_text, samples in (
             ("requests_total", "counter", "Answered requests.", self.requests.samples()),
+            ("client_requests_total", "counter", "Of these, by model and key.", self.by_client.samples()),
+            ("client_tokens_total", "counter", "Tokens by model and key.", self.tokens.samples()),
             ("clients_gone_total", "counter", "Clients that left before their answer was complete.", _or_0(self.gone)),
             ("time_limit_total", "counter", "Requests that a time limit ended.", _or_0(self.late)),
             ("requests_waiting", "gauge", "Requests in the queue.", [("", {}, n_waiting)]),

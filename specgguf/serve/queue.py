@@ -1,6 +1,6 @@
-"""One engine, one thread, and a fair line of jobs before it.
+"""One engine, one thread, and a fair queue of jobs before it.
 
-Clients take turns, each with its own jobs in order; the line has an end. Jobs are made and read on the event
+Clients take turns, each with its own jobs in order; the queue has an end. Jobs are made and read on the event
 loop and run on the thread; a job can be stopped at any moment of its life. This module knows no HTTP and no
 JSON: a job is a callable that returns a dict or an iterator of dicts.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import closing
@@ -40,7 +41,7 @@ class Stoppable(Protocol):
 
 
 class Job:
-    """One request's way through the line and the engine; belongs to the event loop that made it.
+    """One request on its way through the queue and the engine; belongs to the event loop that made it.
 
     Attributes:
         began, ended: set on the way, `ended` always; `began` too, even if it never ran.
@@ -53,6 +54,8 @@ class Job:
         self.ran = False
         self.began, self.ended = asyncio.Event(), asyncio.Event()
         self.cancelled = False
+        self.told_at = 0.0  # when it began or gave its latest dict, on time.monotonic's clock
+        self.stopped_at: float | None = None  # when it was first asked to stop
         self._reason: Exception | None = None
         self._loop = asyncio.get_running_loop()
         self._items: asyncio.Queue[Json | None] = asyncio.Queue()
@@ -74,14 +77,17 @@ class Job:
     def stop(self, reason: Exception | None) -> None:
         """Leave a word why this job is stopped: raised by `next` instead of Cancelled."""
         self._reason = self._reason or reason
+        self.stopped_at = self.stopped_at or time.monotonic()
 
     # --- called by the worker -----------------------------------------------------------------------------
 
     def tell(self, item: Json) -> None:
+        self.told_at = time.monotonic()
         self._on_loop(lambda: self._items.put_nowait(item))
 
     def begin(self) -> None:
         self.ran = True
+        self.told_at = time.monotonic()
         self._on_loop(self.began.set)
 
     def end(self, error: BaseException | None = None) -> None:
@@ -111,7 +117,7 @@ class Worker:
     def __init__(self, engine: Stoppable, *, n_max: int) -> None:
         self._engine = engine
         self._n_max = n_max
-        self._lines: dict[str, deque[Job]] = {}  # by client; the first one is served next
+        self._queues: dict[str, deque[Job]] = {}  # by client; the first one is served next
         self._running: Job | None = None
         self._closed = False
         self._changed = threading.Condition()
@@ -131,10 +137,10 @@ class Worker:
         return self._running
 
     def _n_waiting(self) -> int:
-        return sum(map(len, self._lines.values()))
+        return sum(map(len, self._queues.values()))
 
     def submit(self, job: Job) -> None:
-        """Put `job` into its client's line.
+        """Put `job` into its client's queue.
 
         Raises:
             QueueFull, Closing: it was not taken.
@@ -144,7 +150,7 @@ class Worker:
                 raise Closing("the server is stopping")
             if self._n_waiting() >= self._n_max:
                 raise QueueFull(f"{self._n_max} requests are waiting already")
-            self._lines.setdefault(job.client, deque()).append(job)
+            self._queues.setdefault(job.client, deque()).append(job)
             self._changed.notify()
 
     def cancel(self, job: Job, reason: Exception | None = None) -> None:
@@ -159,11 +165,11 @@ class Worker:
         job.stop(reason)
         with self._changed:
             job.cancelled = job.cancelled or not finish
-            line = self._lines.get(job.client)
-            if line is not None and job in line:
-                line.remove(job)
-                if not line:
-                    del self._lines[job.client]
+            waiting = self._queues.get(job.client)
+            if waiting is not None and job in waiting:
+                waiting.remove(job)
+                if not waiting:
+                    del self._queues[job.client]
                 job.end(Cancelled("stopped while waiting"))
                 return
         if not job.ended.is_set():
@@ -187,8 +193,8 @@ class Worker:
         """Take no more jobs and end those that wait; the running one goes on."""
         with self._changed:
             self._closed = True
-            waiting = [job for line in self._lines.values() for job in line]
-            self._lines.clear()
+            waiting = [job for jobs in self._queues.values() for job in jobs]
+            self._queues.clear()
             self._changed.notify()
         for job in waiting:
             job.end(Closing("the server is stopping"))
@@ -206,20 +212,20 @@ class Worker:
             with self._changed:
                 self._running = None
             job.end(error)
-            del job  # nothing of an answer is kept while the line is empty
+            del job  # nothing of an answer is kept while the queue is empty
 
     def _take(self) -> Job | None:
         """The next job: the first of the first client, who then goes to the end."""
         with self._changed:
-            while not self._lines and not self._closed:
+            while not self._queues and not self._closed:
                 self._changed.wait()
-            if not self._lines:
+            if not self._queues:
                 return None
-            client, line = next(iter(self._lines.items()))
-            del self._lines[client]
-            self._running = job = line.popleft()
-            if line:
-                self._lines[client] = line
+            client, jobs = next(iter(self._queues.items()))
+            del self._queues[client]
+            self._running = job = jobs.popleft()
+            if jobs:
+                self._queues[client] = jobs
             job.begin()
             return job
 

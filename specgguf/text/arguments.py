@@ -13,9 +13,8 @@ from typing import Any
 
 from specgguf.config import DraftConfig, SamplingParams, parse_draft, require_number
 from specgguf.errors import ConfigError, Unsupported
+from specgguf.grammar.sources import Grammar, json_grammar, read_grammar, response_grammar, tools_grammar
 
-from .completion import response_grammar
-from .grammar import grammar_text, json_grammar
 from .tool_calls import choose
 
 # Arguments of llama-cpp-python that change the law in ways that cannot be exact here, and their neutral values.
@@ -58,7 +57,7 @@ def completion_params(config: DraftConfig, arguments: Mapping[str, Any]) -> tupl
         **{name: arguments[name] for name in SAMPLING},
         stop=tuple(stop),
         logit_bias=_logit_bias(arguments.get("logit_bias")),
-        grammar=None if grammar is None else grammar_text(grammar),
+        grammar=None if grammar is None else read_grammar(grammar),
     )
     return params, draft_config(config, arguments.get("draft"), arguments.get("draft_max"))
 
@@ -102,12 +101,14 @@ class ToolRequest:
     Attributes:
         tools: for the template; None when no tool may be called.
         forced: the one function that must be called, "" otherwise.
+        is_required: one of the tools must be called.
         grammar: restricts the answer; None does not.
     """
 
     tools: list[Mapping[str, Any]] | None = None
     forced: str = ""
-    grammar: str | None = None
+    is_required: bool = False
+    grammar: Grammar | None = None
 
 
 def tool_request(
@@ -117,15 +118,18 @@ def tool_request(
     functions: object = None,
     function_call: object = None,
 ) -> ToolRequest:
-    """Read `tools`, `tool_choice` ("none", "auto", or one function) and `response_format`.
+    """Read `tools`, `tool_choice` ("none", "auto", "required", or one function) and `response_format`.
 
     Raises:
-        ConfigError: malformed, or a tool that is not there. Unsupported: `functions`, "required".
+        ConfigError: malformed, or a tool that is not there. Unsupported: `functions`.
     """
     if functions is not None or function_call is not None:
         name = "functions" if functions is not None else "function_call"
         raise Unsupported(f"{name} is not supported: {NEUTRAL[name][1]}")
     choice = choose(tools, tool_choice)
     if choice.forced:
-        return ToolRequest(list(choice.tools), choice.forced, json_grammar(choice.schema))
+        (_, schema, strict), *_ = choice.schemas()
+        return ToolRequest(list(choice.tools), choice.forced, grammar=json_grammar(schema, strict=strict))
+    if choice.is_required:
+        return ToolRequest(list(choice.tools), is_required=True, grammar=tools_grammar(choice.schemas()))
     return ToolRequest(list(choice.tools) or None, grammar=response_grammar(response_format))

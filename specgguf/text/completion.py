@@ -11,10 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from specgguf.errors import ConfigError
-
 from .detokenize import Piece
-from .grammar import json_grammar
 from .logprobs import LogprobWriter, chat_logprobs
 from .tool_calls import ToolCall, ToolCallParser
 
@@ -133,12 +130,14 @@ def chat(
     logprobs: LogprobWriter | None = None,
     parse_tools: bool = False,
     forced_tool: str = "",
+    is_call: bool = False,
 ) -> Json:
     """The dict of a chat completion.
 
     Args:
         parse_tools: turn `<tool_call>` JSON into tool_calls.
         forced_tool: the text is the arguments of a call of this function.
+        is_call: the text is the JSON of a call, without tags.
     """
     pieces, final = collect(items)
     text = "".join(p.text for p in pieces)
@@ -149,7 +148,7 @@ def chat(
         message |= {"content": None, "function_call": call["function"], "tool_calls": [call]}
         reason = "tool_calls"
     elif parse_tools:
-        parser = ToolCallParser()
+        parser = ToolCallParser(opened=is_call)
         parts = parser.feed(text) + parser.flush()
         calls = [part for part in parts if isinstance(part, ToolCall)]
         if calls:
@@ -172,6 +171,7 @@ def chat_chunks(
     logprobs: LogprobWriter | None = None,
     parse_tools: bool = False,
     forced_tool: str = "",
+    is_call: bool = False,
 ) -> Iterator[Json]:
     """The chunks of a chat completion: the role, one per token, and a last one that says why it ended.
 
@@ -182,7 +182,7 @@ def chat_chunks(
         choice = {"index": 0, "delta": delta, "logprobs": chat_logprobs(entry), "finish_reason": reason}
         return _chat_dict(response, "chat.completion.chunk", choice) | {"from_draft": drafted}
 
-    deltas = _Deltas(response, parse_tools, forced_tool)
+    deltas = _Deltas(response, parse_tools, forced_tool, is_call)
     begun = False
     for item in items:
         if not begun:
@@ -200,9 +200,9 @@ def chat_chunks(
 class _Deltas:
     """A stream's text as deltas: content, tool calls, or the arguments of a forced call."""
 
-    def __init__(self, response: ResponseMetadata, parse_tools: bool, forced_tool: str) -> None:
+    def __init__(self, response: ResponseMetadata, parse_tools: bool, forced_tool: str, is_call: bool) -> None:
         self._response = response
-        self._parser = ToolCallParser() if parse_tools and not forced_tool else None
+        self._parser = ToolCallParser(opened=is_call) if parse_tools and not forced_tool else None
         self._forced = forced_tool
         self._n_calls = 0
 
@@ -260,27 +260,3 @@ def _chat_dict(response: ResponseMetadata, kind: str, choice: Json) -> Json:
         "model": response.model,
         "choices": [choice],
     }
-
-
-def response_grammar(response_format: Any) -> str | None:
-    """The grammar of OpenAI's `response_format`, or None for plain text.
-
-    Takes {"type": "text"}, {"type": "json_object"} (with llama-cpp-python's optional "schema") and
-    {"type": "json_schema", "json_schema": {"schema": …}}.
-
-    Raises:
-        ConfigError: another type, or a schema that cannot be used.
-    """
-    if response_format is None:
-        return None
-    kind = response_format.get("type") if isinstance(response_format, Mapping) else None
-    if kind == "text":
-        return None
-    if kind == "json_object":
-        return json_grammar(response_format.get("schema"))
-    if kind == "json_schema":
-        named = response_format.get("json_schema")
-        if isinstance(named, Mapping) and isinstance(named.get("schema"), Mapping):
-            return json_grammar(named["schema"])
-        raise ConfigError('response_format json_schema needs {"json_schema": {"schema": …}}')
-    raise ConfigError(f"response_format must be of type text, json_object or json_schema, not {kind!r:.60}")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specgguf.config import did_you_mean
-from specgguf.errors import ConfigError, Unsupported
+from specgguf.errors import ConfigError
 
 from .detokenize import overlap
 
@@ -30,11 +30,15 @@ class ToolCallParser:
     """Separates tool calls from streamed text.
 
     What stands between the tags and is no call stays text. Blank space around calls is dropped.
+
+    Args:
+        opened: the text begins inside a call, without its tag.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, opened: bool = False) -> None:
         self._held = ""
-        self._inside = False
+        self._inside = opened
+        self._open = "" if opened else OPEN  # to say again where what was inside is no call
         self._space = ""  # blank space before the opening tag: text, if what follows is no call
         self._skip_space = False  # a call has just ended
 
@@ -51,8 +55,8 @@ class ToolCallParser:
         before, found, after = self._held.partition(CLOSE if self._inside else OPEN)
         if self._inside:
             if found:
-                out.append(parse_call(before) or self._space + OPEN + before + CLOSE)
-                self._held, self._inside = after, False
+                out.append(parse_call(before) or self._space + self._open + before + CLOSE)
+                self._held, self._inside, self._open = after, False, OPEN
                 self._skip_space = isinstance(out[-1], ToolCall)
             return bool(found)
         certain = before if found else before[: len(before) - overlap(before, OPEN)]
@@ -70,7 +74,7 @@ class ToolCallParser:
         """No more text follows: a call without its closing tag counts if it is complete."""
         held, self._held = self._held, ""
         if self._inside:
-            return [parse_call(held) or self._space + OPEN + held]
+            return [parse_call(held) or self._space + self._open + held]
         return [] if not held or (self._skip_space and held.isspace()) else [held]
 
 
@@ -90,25 +94,34 @@ def parse_call(text: str) -> ToolCall | None:
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """Which tools a model is told of, and whether it must call a certain one.
+    """Which tools a model is told of, and which it must call.
 
     Attributes:
         tools: for the template; empty when there are none, or none may be called.
         forced: the name of the tool that must be called, or "". The reply is then only its arguments.
-        schema: the JSON schema of the forced tool's arguments.
+        is_required: one of the tools must be called. The reply is then only the call.
     """
 
     tools: tuple[Mapping[str, Any], ...] = ()
     forced: str = ""
-    schema: Mapping[str, Any] | None = None
+    is_required: bool = False
+
+    def schemas(self) -> list[tuple[str, Any, bool]]:
+        """Of each tool that may be called: its name, the schema of its arguments, and whether that is strict."""
+        functions = [tool["function"] for tool in self.tools]
+        return [
+            (function["name"], function.get("parameters") or {"type": "object"}, function.get("strict") is not False)
+            for function in functions
+            if self.forced in ("", function["name"])
+        ]
 
 
 def choose(tools: Any, tool_choice: Any) -> ToolChoice:
-    """Read OpenAI's `tools` and `tool_choice` ("auto", "none", or {"type": "function", "function": {"name"}}).
+    """Read OpenAI's `tools` and `tool_choice` ("auto", "none", "required", or {"type": "function", "function":
+    {"name"}}).
 
     Raises:
         ConfigError: malformed, or a tool of that name does not exist.
-        Unsupported: tool_choice "required".
     """
     known = _checked(tools)
     if tool_choice is None or tool_choice == "auto":
@@ -116,15 +129,16 @@ def choose(tools: Any, tool_choice: Any) -> ToolChoice:
     if tool_choice == "none":
         return ToolChoice()
     if tool_choice == "required":
-        raise Unsupported("tool_choice 'required' is not supported", hint="name the function: {'type': 'function', …}")
+        if not known:
+            raise ConfigError("tool_choice is 'required' and there are no tools", hint="give tools")
+        return ToolChoice(tuple(known.values()), is_required=True)
     function = tool_choice.get("function") if isinstance(tool_choice, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(name, str):
-        raise ConfigError(f"tool_choice must be 'auto', 'none' or name a function, not {tool_choice!r:.60}")
+        raise ConfigError(f"tool_choice must be 'auto', 'none', 'required' or a function, not {tool_choice!r:.60}")
     if name not in known:
         raise ConfigError(f"tool_choice names '{name}', which is not among the tools", hint=did_you_mean(name, known))
-    schema = known[name]["function"].get("parameters")
-    return ToolChoice(tuple(known.values()), name, schema or {"type": "object"})
+    return ToolChoice(tuple(known.values()), name)
 
 
 def _checked(tools: Any) -> dict[str, Mapping[str, Any]]:

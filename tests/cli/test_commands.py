@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from specgguf.cli import open_pair, pairing
-from specgguf.cli.chat import sessions, slash
+from specgguf.cli.chat import slash
+from specgguf.cli.chat.saved import sessions
 from support.cli_support import Run, converse, home, run
 from support.fake_engine import FakeEngine, loaded, pieces
 
@@ -193,7 +194,6 @@ def test_file(converse: Run, home: Path) -> None:
     assert asked(fake)[1][-1] == "More."
     assert "goes with your next message" in ran.err
     for said in (
-        "/file needs the path",
         "no such file",
         "is not UTF-8 text",
         "is a directory",
@@ -250,7 +250,7 @@ def test_model(converse: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         return pairing.Pair(Path(settings["model"]), None, settings["model"], "")
 
     monkeypatch.setattr(open_pair, "pick", pick)
-    monkeypatch.setattr(open_pair, "load", lambda pair, *_: loaded(second))
+    monkeypatch.setattr(open_pair, "load", lambda pair, *_, **__: loaded(second))
     ran = converse("one", "/model", "/model nowhere", "two", "/model other.gguf draft.gguf", "three", fake=first)
     assert tried == [("nowhere", None), ("other.gguf", "draft.gguf")]
     assert "no such model: nowhere" in ran.err

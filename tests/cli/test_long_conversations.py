@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from conftest import Pair
-from specgguf.cli.chat.autosave import Autosave
 from specgguf.cli.chat.conversation import Conversation
+from specgguf.cli.chat.saved.autosave import Autosave
 from specgguf.cli.chat.turn import Answer
 from specgguf.cli.open_pair import Loaded
 from specgguf.cli.settings import gather

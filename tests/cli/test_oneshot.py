@@ -177,8 +177,11 @@ def test_one_shot_can_be_continued(run: Run) -> None:
     assert ran.out == "Hello there.\n"
     run("chat", "Something else.")
     fresh = FakeEngine()
-    run("chat", "--continue", "And?", fake=fresh)
-    assert fresh.asked[0][0]["content"] == "Something else."  # the slot is written over
+    ran = run("chat", "--continue", "And?", fake=fresh)
+    assert fresh.asked[0][0]["content"] == "My name is Ann."  # a conversation by now: no single question replaces it
+    assert "the question asked since: specgguf chat --resume one-shot" in ran.err
+    run("chat", "--resume", "one-shot", "And?", fake=fresh)
+    assert fresh.asked[1][0]["content"] == "Something else."
 
 
 def test_no_save(run: Run, home: Path) -> None:

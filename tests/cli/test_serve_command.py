@@ -22,6 +22,7 @@ from support.cli_support import Run, home, private_home, run
 from support.fake_engine import FakeEngine, loaded
 from support.serve_support import WAIT_S, events, on_one_core, until
 
+from specgguf.serve.config import ApiKey
 from specgguf.serve.server import listen
 
 __all__ = ["home", "run"]  # fixtures
@@ -138,7 +139,8 @@ def test_a_name_that_is_no_host(run: Run) -> None:
 
 def test_without_the_extra_it_says_what_to_install(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    monkeypatch.delitem(sys.modules, "specgguf.serve", raising=False)
+    for name in [name for name in sys.modules if name.startswith("specgguf.serve")]:
+        monkeypatch.delitem(sys.modules, name)
     ran = run("serve", "--port", "0")
     assert ran.code == 1
     assert "serving needs uvicorn" in ran.err
@@ -152,7 +154,8 @@ def test_wrong_flags_are_usage_errors(run: Run, flags: list[str]) -> None:
 
 FLAGS: dict[str, Any] = {
     "aliases": (), "api_keys": ("k",), "cors": (), "hosts": (), "queue_max": 3, "queue_timeout": 1.0,
-    "time_limit": 2.0, "max_body": 0.5, "grace": 4.0,
+    "time_limit": 2.0, "max_body": 0.5, "grace": 4.0, "api_key_file": None, "lenient": False, "root_path": "",
+    "connections": 9, "ssl_certfile": None, "ssl_keyfile": None,
 }  # fmt: skip
 
 
@@ -164,7 +167,7 @@ def test_flags_become_the_servers_configuration(home: Path) -> None:
     assert "max_tokens" not in config.defaults
     assert config.enable_thinking is False
     assert (config.queue_max, config.queue_timeout_s, config.generation_timeout_s) == (3, 1.0, 2.0)
-    assert (config.body_max_bytes, config.grace_s, config.api_keys) == (2**19, 4.0, ("k",))
+    assert (config.body_max_bytes, config.grace_s, config.api_keys) == (2**19, 4.0, (ApiKey("k", "key-1"),))
 
 
 @pytest.mark.parametrize(
@@ -175,6 +178,7 @@ def test_flags_become_the_servers_configuration(home: Path) -> None:
         ("localhost", ("my.example",), {"localhost", "127.0.0.1", "::1", "my.example"}),
         ("localhost", ("*",), None),
         ("0.0.0.0", (), None),
+        ("0.0.0.0", ("my.host",), {"localhost", "127.0.0.1", "::1", "0.0.0.0", "my.host"}),
     ],
 )
 def test_which_names_are_answered(home: Path, host: str, allowed: tuple[str, ...], names: set[str] | None) -> None:
@@ -187,3 +191,51 @@ def test_an_open_door_is_warned_of(run: Run, monkeypatch: pytest.MonkeyPatch) ->
     assert "anybody who reaches 0.0.0.0 can ask" in run("serve", "--host", "0.0.0.0", "--port", "0").err
     assert "anybody" not in run("serve", "--host", "0.0.0.0", "--port", "0", "--api-key", "k").err
     assert "anybody" not in run("serve", "--port", "0").err
+
+
+def test_an_empty_key_is_refused_at_start(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "an API key is empty" in run("serve", "--api-key", "", "--port", "0").err
+    monkeypatch.setenv("SPECGGUF_API_KEY", "")
+    ran = run("serve", "--port", "0")
+    assert ran.code == 2
+    assert "SPECGGUF_API_KEY is empty" in ran.err
+
+
+def test_a_variable_with_a_blank_is_one_key(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    configs: list[Any] = []
+
+    def note(_loaded: Any, config: Any, *_: Any) -> bool:
+        configs.append(config)
+        return True
+
+    monkeypatch.setattr(serve, "_run", note)
+    monkeypatch.setenv("SPECGGUF_API_KEY", "two words")
+    run("serve", "--port", "0")
+    assert [key.key for key in configs[0].keys] == ["two words"]
+
+
+def test_a_file_of_keys_comes_before_the_model(run: Run, tmp_path: Path) -> None:
+    ran = run("serve", "--port", "0", "--api-key-file", str(tmp_path / "none"))
+    assert ran.code == 2
+    assert "cannot read the keys" in ran.err
+
+
+def test_a_variable_of_kubernetes_does_not_stop_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[tuple[str, int]] = []
+
+    def take_port(host: str, port: int) -> socket.socket:
+        taken.append((host, port))
+        return listen(host, 0)
+
+    monkeypatch.setattr(serve, "take_port", take_port)
+    monkeypatch.setattr(serve, "_run", lambda *_: True)
+    monkeypatch.setenv("SPECGGUF_PORT", "tcp://10.0.0.1:8080")
+    ran = run("serve")
+    assert ran.code == 0
+    assert taken == [("127.0.0.1", 8080)]
+    assert "SPECGGUF_PORT=tcp://10.0.0.1:8080 is Kubernetes' own" in ran.err
+
+
+def test_a_certificate_that_is_none(run: Run, tmp_path: Path) -> None:
+    assert "cannot use the certificate" in run("serve", "--port", "0", "--ssl-certfile", str(tmp_path / "x")).err
+    assert "needs its certificate" in run("serve", "--port", "0", "--ssl-keyfile", "x").err

@@ -26,7 +26,7 @@ def write_config(home: Path, text: str) -> Path:
 
 def test_precedence(home: Path) -> None:
     path = write_config(home, 'temperature = 0.1\ntop_k = 1\ntop_p = 0.1\ndraft = 3\nthinking = "on"\n')
-    environ = {"SPECGGUF_TEMP": "0.2", "SPECGGUF_TOP_K": "2"}
+    environ = {"SPECGGUF_TEMPERATURE": "0.2", "SPECGGUF_TOP_K": "2"}
     settings = gather({"temperature": 0.3, "top_k": None}, environ)
     settings.under({"min_p": 0.4, "top_p": 0.9, "draft_max": 7}, "preset big")
     assert [(settings[n], settings.origin(n)) for n in ("temperature", "top_k", "top_p", "min_p", "seed")] == [
@@ -43,7 +43,7 @@ def test_precedence(home: Path) -> None:
     ("name", "hint"),
     [
         ("SPECGGUF_DRAFT_MX", "did you mean SPECGGUF_DRAFT_MAX?"),
-        ("SPECGGUF_TEMPERATURE", "did you mean SPECGGUF_TEMP?"),
+        ("SPECGGUF_TEMPERATUR", "did you mean SPECGGUF_TEMPERATURE?"),
         ("SPECGGUF_API_KEYS", "did you mean SPECGGUF_API_KEY?"),
         ("SPECGGUF_XYZZY", "specgguf config show --all lists those of settings"),
     ],
@@ -150,10 +150,10 @@ def test_config_path(run: Run, home: Path) -> None:
 
 def test_config_show_tells_origins(run: Run, home: Path) -> None:
     path = write_config(home, 'draft = "off"\n')
-    ran = run("config", "show", "-p", "demo", SPECGGUF_TEMP="0.5")
+    ran = run("config", "show", "-p", "demo", SPECGGUF_TEMPERATURE="0.5")
     rows = {line.split()[0]: line for line in ran.out.splitlines()}
     assert rows["draft"].endswith(str(path))
-    assert rows["temperature"].endswith("SPECGGUF_TEMP")
+    assert rows["temperature"].endswith("SPECGGUF_TEMPERATURE")
     assert rows["top_k"].endswith("preset demo")
     assert rows["color"].endswith("default")
     assert "seed" not in rows

@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pexpect
 import pytest
@@ -78,11 +79,23 @@ def start(tmp_path: Path) -> Iterator[Start]:
         screen.child.close(force=True)
 
 
+def record(tmp_path: Path) -> dict[str, Any]:
+    """The only saved conversation."""
+    (path,) = (tmp_path / "data" / "specgguf" / "sessions").glob("*.json")
+    content: dict[str, Any] = json.loads(path.read_text())
+    return content
+
+
 def saved(tmp_path: Path) -> list[dict[str, str]]:
     """The messages of the only saved conversation."""
-    (path,) = (tmp_path / "data" / "specgguf" / "sessions").glob("*.json")
-    messages: list[dict[str, str]] = json.loads(path.read_text())["messages"]
+    messages: list[dict[str, str]] = record(tmp_path)["messages"]
     return messages
+
+
+def waits_for(screen: Screen, true: Callable[[], bool]) -> None:
+    """Let the program run until `true()`, which looks at its files."""
+    while not true():
+        screen.child.expect([pexpect.TIMEOUT], timeout=0.02)
 
 
 def test_a_conversation(start: Start, tmp_path: Path) -> None:
@@ -395,11 +408,11 @@ def test_terminate_leaves_the_terminal_as_it_was(start: Start) -> None:
     assert screen.end() == 128 + signal.SIGTERM
 
 
-def test_kill_in_mid_answer_loses_one_turn_and_is_told(start: Start, tmp_path: Path) -> None:
-    screen = start("slow", "chat")
+def test_kill_before_the_first_word_keeps_the_question_and_is_told(start: Start, tmp_path: Path) -> None:
+    screen = start("prefill", "chat")
     screen.prompt()
-    screen.ask("a story")
-    screen.see("Once upon a time")
+    screen.ask("word " * 300)
+    screen.see("reading 302 tokens")
     screen.child.kill(signal.SIGKILL)
     screen.child.expect(pexpect.EOF)
     second = start("many", "chat")
@@ -416,11 +429,61 @@ def test_kill_in_mid_answer_loses_one_turn_and_is_told(start: Start, tmp_path: P
     third.prompt()
     third.type(CTRL_D)
     assert third.end() == 0
-    assert [m["content"] for m in saved(tmp_path)] == ["a story", "Answer number 1."]
+    assert [m["content"] for m in saved(tmp_path)] == ["word " * 300, "Answer number 1."]
     fourth = start("many", "chat")
     fourth.see("loaded in")
     fourth.prompt()
     assert "mid-answer" not in fourth.child.before
+
+
+def test_kill_in_mid_answer_keeps_what_was_shown(start: Start, tmp_path: Path) -> None:
+    screen = start("slow", "chat")
+    screen.prompt()
+    screen.ask("a story")
+    screen.see("Once upon a time")
+    folder = tmp_path / "data" / "specgguf" / "sessions"
+    waits_for(screen, lambda: any("a time" in path.read_text() for path in folder.glob(".*.partial")))
+    screen.child.kill(signal.SIGKILL)
+    screen.child.expect(pexpect.EOF)
+    second = start("many", "chat", "--continue")
+    second.see("Once upon a time")
+    second.prompt()
+    second.ask("/retry")
+    second.see("Answer number 1.")
+    second.see("answer 2 of 2")
+    second.prompt()
+    second.ask("/prev")
+    second.see("Once upon a time")
+    second.prompt()
+    second.type(CTRL_D)
+    assert second.end() == 0
+    assert [m["content"] for m in saved(tmp_path)] == ["a story", "Once upon a time"]
+
+
+def test_retry_that_is_stopped_before_the_first_word_keeps_the_answer(start: Start, tmp_path: Path) -> None:
+    screen = start("again", "chat")
+    screen.prompt()
+    screen.ask("word " * 300)
+    screen.see("First answer.")
+    screen.prompt()
+    screen.ask("/retry")
+    waits_for(screen, lambda: record(tmp_path)["pending"] != "")
+    screen.type(CTRL_C)
+    screen.see("the answer before stays")
+    screen.prompt()
+    screen.type(CTRL_D)
+    assert screen.end() == 0
+    assert [m["content"] for m in saved(tmp_path)] == ["word " * 300, "First answer."]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the scene uses a mutex of glibc's")
+def test_terminate_is_heard_while_a_prompt_is_read(start: Start) -> None:
+    screen = start("native", "chat")
+    screen.prompt()
+    screen.ask("word " * 300)
+    screen.see("reading 302 tokens")
+    screen.child.kill(signal.SIGTERM)
+    assert screen.end() == 128 + signal.SIGTERM
 
 
 def test_open_twice_is_refused(start: Start) -> None:

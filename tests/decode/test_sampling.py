@@ -227,20 +227,15 @@ def test_confidence_is_what_a_greedy_distribution_hides() -> None:
 
 
 class Multiples:
-    """A grammar that allows the multiples of `step`, and counts what it was asked about."""
+    """A grammar that allows the multiples of `step`."""
 
     def __init__(self, step: int) -> None:
         self.step = step
-        self.asked = 0
         self.generated: list[int] = []
 
-    def at(self, generated: Sequence[int]) -> Multiples:
+    def mask(self, generated: Sequence[int]) -> Any:
         self.generated = list(generated)
-        return self
-
-    def allowed(self, ids: Any) -> Any:
-        self.asked += len(ids)
-        return np.asarray(ids) % self.step == 0
+        return np.packbits(np.arange(5000) % self.step == 0, bitorder="little")
 
 
 @pytest.mark.parametrize("step", [1, 7, 400, 4999])
@@ -255,8 +250,6 @@ def test_a_grammar_masks_before_top_k(step: int, params: dict[str, Any]) -> None
     assert got.ids.tolist() == wanted.ids.tolist()
     assert got.probs == pytest.approx(wanted.probs, abs=1e-15)
     assert grammar.generated == [3, 4]
-    if step == 1 and params.get("top_k") != 0:
-        assert grammar.asked <= 256
 
 
 def test_a_grammar_that_allows_nothing_is_refused() -> None:

@@ -27,10 +27,10 @@ from specgguf.decode.records import Draft, Round, VerifyResult
 from specgguf.decode.sampling import Distribution, Rng, Transform, draw
 from specgguf.decode.step import generate
 from specgguf.decode.verifier import RULES, verify_token
+from specgguf.grammar.cursor import GrammarCursor, compile_grammar
 from specgguf.native import backend, rollback
 from specgguf.native.context import Model
 from specgguf.native.weights import Weights
-from specgguf.text.grammar import GrammarCursor, GrammarState
 
 PROMPT = [1, 5, 3, 7, 4]
 DENSE, RECURRENT = 1e-9, 1e-5  # how far a law may be from the target's
@@ -168,11 +168,9 @@ GBNF = 'root ::= ("a" | "b" "c"+)+ ("d" | "e" "a"*)'
 def test_dense_with_a_grammar(rule: Any, dense: tuple[Loaded, Loaded]) -> None:
     """A real grammar, its state carried along drafts and back: the law of the restricted target."""
     target, draft = dense
-    cursors: list[GrammarCursor] = []
 
     def grammar() -> GrammarCursor:
-        cursors.append(GrammarCursor(GrammarState.parse(target.weights.vocab, GBNF)))
-        return cursors[-1]
+        return compile_grammar(GBNF, target.weights.grammar_tokenizer)
 
     shared = grammar()
 
@@ -183,8 +181,6 @@ def test_dense_with_a_grammar(rule: Any, dense: tuple[Loaded, Loaded]) -> None:
     wanted = reference(target, top(3), 4, grammar)
     assert any(out[-1] in target.model.eog for out in wanted)
     assert total_variation(output_distribution(play), wanted) < DENSE
-    for cursor in cursors:
-        cursor.close()
 
 
 MEMORIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -343,7 +339,7 @@ def test_a_sliding_window_that_has_moved_on(tiny_sliding: Pair) -> None:
         for cut in (995, 960, 700, 300, 100):
             model.reuse(text)
             model.extend(text[len(model.tokens) :], 1)
-            assert backend.pos_min(model._ctx) > 0
+            assert backend.pos_min(model.context.handle, 0) > 0
             kept.append(model.roll_back(cut))
             assert kept[-1] in (0, cut)
             row = model.extend(text[kept[-1] : cut + 1], 1)[0].copy()
@@ -409,7 +405,7 @@ class RestoresTheWrongCheckpoint(rollback.Checkpoint):
 class TrustsSeqRm(rollback.Native):
     """Believes llama.cpp's True for any distance."""
 
-    def before(self, n_held: int, n_new: int) -> None:
+    def before(self, n_held: int, n_new: int, *, whole: bool) -> None:
         self._reach = self._n_rs_seq
 
 
@@ -418,8 +414,8 @@ def test_wrong_ways_of_rewinding_are_seen(wrong: Any, tiny_hybrid: Pair, dense: 
     """The comparisons above fail on each of them: a wrong state, or a cache that ends where it should not."""
     native = wrong is TrustsSeqRm
     with loaded(tiny_hybrid.target, n_rs_seq=4 if native else 0) as target:
-        context = target.model._ctx
-        target.model.rollback = wrong(context, 4) if native else wrong(context)
+        context = target.model.context.handle
+        target.model.rollback = wrong(context, 0, 4) if native else wrong(context, 0)
         seen = 0
         for seed in range(6):
             target.model.clear()

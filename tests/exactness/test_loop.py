@@ -353,25 +353,18 @@ def test_what_a_checkpoint_costs(memory: str) -> None:
 class NoRepeats:
     """A grammar of its own: no id twice in a row, and a text ends with its end-of-generation token.
 
-    As strict as llama.cpp's, which ends the process: it may not even be asked about a text that it forbids.
+    It may not even be asked about a text that it forbids.
     """
 
     def __init__(self, eog: frozenset[int] = frozenset()) -> None:
         self.eog = eog
 
-    def at(self, generated: Sequence[int]) -> NoRepeats.Mask:
+    def mask(self, generated: Sequence[int]) -> Any:
         for before, token in itertools.pairwise(generated):
             assert before != token, "asked about a forbidden text"
             assert before not in self.eog, "asked about a text after its end"
         assert not set(generated[-1:]) & self.eog, "asked what follows the end"
-        return NoRepeats.Mask(generated[-1] if generated else -1)
-
-    @dataclasses.dataclass
-    class Mask:
-        last: int
-
-        def allowed(self, ids: Any) -> Any:
-            return np.asarray(ids) != self.last
+        return np.packbits([not generated or token != generated[-1] for token in range(8)], bitorder="little")
 
 
 @rules

@@ -113,7 +113,15 @@ def tiny_bytes(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 @pytest.mark.parametrize(
     ("name", "n"),
-    [("model.gguf", 1), ("m-00001-of-00003.gguf", 3), ("m-00002-of-00003.gguf", 3), ("m-0001-of-0003.gguf", 1)],
+    [
+        ("model.gguf", 1),
+        ("m-00001-of-00003.gguf", 3),
+        ("m-00002-of-00003.gguf", 3),
+        ("m-0001-of-0003.gguf", 1),
+        ("m-00001-of-00000.gguf", 1),
+        ("m-00004-of-00003.gguf", 1),
+        ("m-00000-of-00003.gguf", 1),
+    ],
 )
 def test_shards_by_the_name_of_one(name: str, n: int) -> None:
     found = header.shards(name)

@@ -366,3 +366,19 @@ def test_a_model_whose_hub_cannot_be_reached_says_what_else_serves(gguf: bytes) 
 def test_offline_fetches_nothing(gguf: bytes) -> None:
     with pytest.raises(ModelNotFound, match="offline mode is on"):
         hub.resolve(model(gguf), offline=True)
+
+
+@pytest.mark.parametrize(
+    ("location", "is_hub"),
+    [
+        ("https://hub.example/a/b", True),
+        ("https://HUB.example/a", True),
+        ("https://hub.example.evil.org/a", False),
+        ("https://hub.example@evil.org/a", False),
+        ("http://hub.example/a", False),
+        ("https://hub.example:444/a", False),
+    ],
+)
+def test_hosts_are_compared_whole(location: str, is_hub: bool) -> None:
+    """The token goes to the hub alone, not to a host whose name begins with the hub's."""
+    assert (hf_client._origin(location) == hf_client._origin("https://hub.example")) is is_hub

@@ -63,31 +63,33 @@ def opened(tiny_pair: Any) -> Any:
     opened.close()
 
 
-def test_a_batch_asks_for_the_rows_of_its_last_tokens(opened: Opened) -> None:
+def test_a_batch_asks_for_the_last_rows_of_each_sequence() -> None:
     batch = backend.Batch(8)
-    batch.fill([5, 6, 7], 10, 2)
     raw = batch.raw
-    assert raw.n_tokens == 3
-    assert [raw.token[i] for i in range(3)] == [5, 6, 7]
-    assert [raw.pos[i] for i in range(3)] == [10, 11, 12]
-    assert [raw.logits[i] for i in range(3)] == [0, 1, 1]
-    assert [raw.n_seq_id[i] for i in range(3)] == [1, 1, 1]
-    batch.fill([4, 4], 0, 0)
+    batch.fill(
+        [backend.BatchPart(2, 10, [5, 6, 7], 2), backend.BatchPart(0, 3, [4], 0), backend.BatchPart(1, 0, [9], 1)]
+    )
+    assert raw.n_tokens == 5
+    assert [raw.token[i] for i in range(5)] == [5, 6, 7, 4, 9]
+    assert [raw.pos[i] for i in range(5)] == [10, 11, 12, 3, 0]
+    assert [raw.logits[i] for i in range(5)] == [0, 1, 1, 0, 1]
+    assert [raw.seq_id[i][0] for i in range(5)] == [2, 2, 2, 0, 1]
+    assert [raw.n_seq_id[i] for i in range(8)] == [1] * 8
+    batch.fill([backend.BatchPart(0, 0, [4, 4], 0)])
+    assert raw.n_tokens == 2
     assert [raw.logits[i] for i in range(2)] == [0, 0]
-    batch.close()
-    batch.close()
 
 
 def test_rows_and_positions(opened: Opened) -> None:
-    context = opened.model._ctx
-    assert (backend.pos_min(context), backend.pos_max(context)) == (-1, -1)
+    context = opened.model.context.handle
+    assert (backend.pos_min(context, 0), backend.pos_max(context, 0)) == (-1, -1)
     rows = opened.model.extend(TEXT[:6], 3)
     assert rows.dtype == np.float32
-    assert (backend.pos_min(context), backend.pos_max(context)) == (0, 5)
-    assert backend.seq_rm(context, 4)
-    assert backend.pos_max(context) == 3
-    backend.clear(context)
-    assert backend.pos_max(context) == -1
+    assert (backend.pos_min(context, 0), backend.pos_max(context, 0)) == (0, 5)
+    assert backend.seq_rm(context, 0, 4)
+    assert backend.pos_max(context, 0) == 3
+    backend.clear(context, 0)
+    assert backend.pos_max(context, 0) == -1
 
 
 def test_an_abort_is_seen_by_the_callback() -> None:

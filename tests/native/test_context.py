@@ -22,7 +22,7 @@ from specgguf.errors import BackendError, Cancelled, ContextFull, ModelNotFound
 from specgguf.models.header import check_gguf
 from specgguf.native import backend, rollback
 from specgguf.native.context import Model
-from specgguf.native.prefixes import common_prefix
+from specgguf.native.sequence import common_prefix
 from specgguf.native.weights import Weights
 
 
@@ -101,7 +101,7 @@ def test_a_context_of_the_models_own_length(dense: Opened) -> None:
 def test_a_context_that_is_not_finished_is_freed(dense: Opened, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
     freed: list[Any] = []
-    make, free, free_batch = backend.new_context, backend.free_context, backend.Batch.close
+    make, free = backend.new_context, backend.free_context
 
     def making(*given: Any) -> Any:
         made.append(make(*given))
@@ -111,22 +111,17 @@ def test_a_context_that_is_not_finished_is_freed(dense: Opened, step: str, monke
         freed.append(ctx)
         free(ctx)
 
-    def freeing_batch(batch: backend.Batch) -> None:
-        freed.append("batch")
-        free_batch(batch)
-
     def failing(*_: Any) -> None:
         raise BackendError("cannot")
 
     monkeypatch.setattr(backend, "new_context", making)
     monkeypatch.setattr(backend, "free_context", freeing)
-    monkeypatch.setattr(backend.Batch, "close", freeing_batch)
     monkeypatch.setattr(rollback if step == "select" else backend, step, failing)
     if step == "apply_lora":
         monkeypatch.setattr(dense.weights.llama, "_lora_adapter", object(), raising=False)
     with pytest.raises(BackendError, match="cannot"):
         Model(dense.weights, n_ctx=64)
-    assert freed == ["batch", *made]
+    assert freed == made
     assert len(made) == (step != "new_context")
 
 
@@ -189,7 +184,7 @@ def test_dummies_leave_nothing_behind(dense: Opened, n_padding: int) -> None:
         width = 3 if at % 2 else 2
         rows = model.extend(TEXT[at : at + width], width, n_padding).copy()
         assert model.tokens == TEXT[: at + width]
-        assert backend.pos_max(model._ctx) == at + width - 1
+        assert backend.pos_max(model.context.handle, 0) == at + width - 1
         for i, row in enumerate(rows):
             assert (row == dense.row(TEXT[: at + i + 1])).all()
         if width < 3:
@@ -328,7 +323,7 @@ def test_an_interrupt_inside_a_decode(
 def test_a_cache_that_is_not_what_it_should_be_is_cleared(dense: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     dense.model.extend(TEXT[:9], 0)
     with monkeypatch.context() as patch:
-        patch.setattr(backend, "pos_max", lambda ctx: 3)
+        patch.setattr(backend, "pos_max", lambda ctx, seq: 3)
         with pytest.raises(BackendError, match="ends at position 3, not 9"):
             dense.model.extend([4], 1)
     assert dense.model.tokens == []

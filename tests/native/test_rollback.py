@@ -182,13 +182,15 @@ def test_cuts_on_a_sliding_window(full: bool, at_once: bool, tiny_sliding: Pair)
 class Forgetful(rollback.Plain):
     """As if a cut within the last decode were always safe, however many ubatches that was."""
 
-    def before(self, n_held: int, n_new: int) -> None:
+    def before(self, n_held: int, n_new: int, *, whole: bool) -> None:
         self._safe_from = n_held
 
 
 def test_a_cut_into_a_wide_decode_is_seen(tiny_sliding: Pair) -> None:
     opened = Opened(tiny_sliding.target, {"swa_full": False}, n_ctx=700, n_batch=512, n_ubatch=32, n_outputs_max=8)
-    opened.model.rollback = Forgetful(opened.model._ctx, 16)
+    found = opened.model.rollback
+    assert isinstance(found, rollback.Plain)
+    opened.model.rollback = Forgetful(opened.model.context.handle, 0, found._window)
     with pytest.raises((BackendError, AssertionError)):
         cut(opened, 390, 100, at_once=True)
     opened.close()
@@ -256,7 +258,7 @@ class KeepsMarks(rollback.Native):
 
 
 def test_a_mark_of_a_dropped_text_is_seen(native: Opened) -> None:
-    native.model.rollback = KeepsMarks(native.model._ctx, 4)
+    native.model.rollback = KeepsMarks(native.model.context.handle, 0, 4)
     assert after_marks(native) > WRONG
 
 
@@ -265,7 +267,7 @@ def test_a_mark_of_a_dropped_text_is_seen(native: Opened) -> None:
 
 def test_a_way_that_does_not_work_is_not_taken(tiny_hybrid: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """The probe at load finds out; then whatever must be dropped takes everything with it."""
-    monkeypatch.setattr(backend, "set_state", lambda ctx, data, flags=0: False)
+    monkeypatch.setattr(backend, "set_state", lambda ctx, data, seq, flags=0: False)
     monkeypatch.setattr(rollback.Checkpoint, "resync", lambda rollback, n: n)
     opened = Opened(tiny_hybrid.target)
     assert opened.model.rollback.name == "none"

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from specgguf.serve.bodies import BadRequest, Call, chat_call, completion_call, read
-from specgguf.serve.fields import CHAT, COMPLETION, NO_EFFECT
+from specgguf.serve.protocols.bodies import BadRequest, Call, chat_call, completion_call, read
+from specgguf.serve.protocols.fields import CHAT, COMPLETION, NO_EFFECT
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 MODELS = ("a", "b")

@@ -20,7 +20,7 @@ SECTIONS: tuple[tuple[str, str, list[str]], ...] = (
     ("The engine", "specgguf", ["SpeculativeLlama"]),
     ("Settings and results", "specgguf", ["SamplingParams", "DraftConfig", "Round", "Stats"]),
     ("Errors", "specgguf", []),
-    ("Serving (extra `server`)", "specgguf.serve", ["ServeConfig", "Service", "listen", "run"]),
+    ("Serving (extra `server`)", "specgguf.serve.server", ["ServeConfig", "ApiKey", "Service", "listen", "run"]),
     ("Presets", "specgguf.presets", ["names", "load", "Preset"]),
 )
 HEADS = ("Args:", "Attributes:", "Raises:", "Returns:", "Yields:")

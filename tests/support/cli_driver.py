@@ -27,6 +27,7 @@ SCENES: dict[str, Callable[[], FakeEngine]] = {
     "slow": lambda: FakeEngine([[*STORY[:4], HANG, *STORY[4:]], pieces("Second answer.")]),
     "gate": lambda: FakeEngine([[*STORY[:4], GATE, *STORY[4:]], pieces("Second answer.")]),
     "prefill": lambda: FakeEngine([STORY, pieces("Second answer.")], hang_in_prefill=0),
+    "again": lambda: FakeEngine([pieces("First answer."), pieces("Second.")], hang_in_prefill=1),
     "native": lambda: Native([STORY, pieces("Second answer.")], hang_in_prefill=0),
     "deaf": lambda: Deaf([[*STORY[:4], HANG], pieces("Second answer.")]),
     "wild": lambda: FakeEngine([[("[/INST] \x1b[31mred\x07 \x00nul \x9b1mcsi", False), (" " + "x" * 10_000, True)]]),

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from specgguf.cli import open_pair
-from specgguf.cli.chat import oneshot, prompt
+from specgguf.cli.chat import oneshot
+from specgguf.cli.chat.input import prompt
 from specgguf.cli.main import cli
 from specgguf.cli.options import SETTINGS
 from specgguf.cli.settings import Settings
@@ -98,8 +99,9 @@ def converse(run: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
     """converse(*lines, flags=(), fake=...) -> Ran: an interactive run in which `lines` are typed, then Ctrl-D."""
 
     def do(*lines: str | BaseException, flags: Sequence[str] = (), **keywords: Any) -> Ran:
-        monkeypatch.setattr(oneshot, "read_question", lambda _words: None)
-        monkeypatch.setattr(prompt, "keyboard", lambda *_, **__: Script(lines))
-        return run("chat", *flags, **keywords)
+        with monkeypatch.context() as patch:
+            patch.setattr(oneshot, "read_question", lambda _words: None)
+            patch.setattr(prompt, "keyboard", lambda *_, **__: Script(lines))
+            return run("chat", *flags, **keywords)
 
     return do

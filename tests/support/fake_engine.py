@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,6 @@ class FakeEngine:
         prompt_end: str = "assistant:",
         warnings: Sequence[str] = (),
         system_allowed: bool = True,
-        on_prompt: Callable[[list[dict[str, Any]]], None] | None = None,
     ) -> None:
         self.script = list(script)
         self.asked: list[list[dict[str, Any]]] = []  # the messages of every generation

@@ -53,7 +53,7 @@ class Running:
 
 
 @contextlib.contextmanager
-def serving(engine: Any, log: Any = lambda line: None, **config: Any) -> Iterator[Running]:
+def serving(engine: Any, log: Any = lambda record: None, **config: Any) -> Iterator[Running]:
     """Serve `engine` on a free port of the loopback until the block ends."""
     listening = listen("127.0.0.1", 0)
     service = Service(engine, ServeConfig(**{"names": ("tiny",), "grace_s": 0.0, **config}), log=log)
@@ -115,6 +115,7 @@ class Scripted:
 
     def __init__(self, *, n_tokens: int = 3, in_prefill: bool = False, deaf: int = 0) -> None:
         self.stats = Stats()
+        self.decode_s = 0.0
         self.calls: list[Json] = []
         self.said: list[str] = []  # what became of the calls: "cancelled", "finished", "closed" or "whole"
         self.n_cancels = 0
@@ -124,6 +125,9 @@ class Scripted:
         self._allowed = 0
         self._wish = ""
         self.begun = threading.Semaphore(0)
+
+    def n_ctx(self) -> int:
+        return 512
 
     def step(self, n: int = 1) -> None:
         with self._changed:

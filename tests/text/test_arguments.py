@@ -12,6 +12,7 @@ import pytest
 
 from specgguf import ConfigError, SamplingParams, SpeculativeLlama, Unsupported
 from specgguf.config import DraftConfig
+from specgguf.grammar.sources import json_grammar, read_grammar, tools_grammar
 from specgguf.text.arguments import NEUTRAL, SAMPLING, ToolRequest, completion_params, draft_config, tool_request
 
 CONFIG = DraftConfig(draft="auto", draft_max=5)
@@ -100,8 +101,8 @@ def test_biases_that_are_no_numbers(bias: Any) -> None:
 
 def test_grammars_are_texts_or_llama_grammars() -> None:
     text = 'root ::= "a"'
-    assert params(grammar=text).grammar == text
-    assert params(grammar=llama_cpp.LlamaGrammar.from_string(text, verbose=False)).grammar == text
+    assert params(grammar=text).grammar == read_grammar(text)
+    assert params(grammar=llama_cpp.LlamaGrammar.from_string(text, verbose=False)).grammar == read_grammar(text)
     assert params(grammar=None).grammar is None
     with pytest.raises(ConfigError, match="grammar"):
         params(grammar=3)
@@ -159,7 +160,7 @@ def test_values_out_of_range_are_named(name: str, value: Any) -> None:
 
 # --- tools and forms of an answer ---------------------------------------------------------------------------------
 
-WEATHER = {
+WEATHER: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "weather",
@@ -182,14 +183,22 @@ def test_a_tool_that_must_be_called() -> None:
         request = tool_request([WEATHER], forced, response_format)
         assert (request.tools, request.forced) == ([WEATHER], "weather")
         assert request.grammar is not None
-        assert '\\"city\\"' in request.grammar
+        assert request.grammar == json_grammar(WEATHER["function"]["parameters"])
+
+
+def test_one_of_the_tools_must_be_called() -> None:
+    request = tool_request([WEATHER], "required", None)
+    assert (request.tools, request.forced, request.is_required) == ([WEATHER], "", True)
+    assert request.grammar == tools_grammar([("weather", WEATHER["function"]["parameters"], True)])
+    with pytest.raises(ConfigError, match="there are no tools"):
+        tool_request([], "required", None)
 
 
 def test_a_form_of_the_answer() -> None:
     assert tool_request(None, None, {"type": "text"}).grammar is None
     grammar = tool_request(None, None, {"type": "json_object"}).grammar
     assert grammar is not None
-    assert "root" in grammar
+    assert grammar == json_grammar()
     both = tool_request([WEATHER], "auto", {"type": "json_object"})
     assert both.tools == [WEATHER]
     assert both.grammar == grammar

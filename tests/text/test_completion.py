@@ -18,7 +18,6 @@ from specgguf.text.completion import (
     chat_chunks,
     completion,
     completion_chunks,
-    response_grammar,
 )
 from specgguf.text.detokenize import Piece
 from specgguf.text.logprobs import LogprobWriter
@@ -224,30 +223,3 @@ def test_items_are_not_kept_or_changed() -> None:
     for made in dicts:
         made.get("timings", {}).clear()
     assert before == ITEMS
-
-
-def test_response_formats() -> None:
-    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-    assert response_grammar(None) is None
-    assert response_grammar({"type": "text"}) is None
-    assert "object" in (response_grammar({"type": "json_object"}) or "")
-    by_schema = response_grammar({"type": "json_object", "schema": schema})
-    assert '\\"a\\"' in (by_schema or "")
-    named = {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": schema}}
-    assert response_grammar(named) == by_schema
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        "json",
-        {"type": "xml"},
-        {},
-        {"type": "json_schema"},
-        {"type": "json_schema", "json_schema": {"schema": 3}},
-        {"type": "json_object", "schema": {"type": "no"}},
-    ],
-)
-def test_wrong_response_formats_are_refused(wrong: Any) -> None:
-    with pytest.raises(ConfigError):
-        response_grammar(wrong)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specgguf.errors import ConfigError, Unsupported
+from specgguf.errors import ConfigError
 from specgguf.text.tool_calls import ToolCall, ToolCallParser, choose, parse_call
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"x": "é"}}\n</tool_call>'
@@ -80,13 +80,32 @@ def test_choices() -> None:
     assert choose(tools, "auto") == choose(tools, None)
     assert choose(tools, "none").tools == ()
     forced = choose(tools, {"type": "function", "function": {"name": "g"}})
-    assert (forced.forced, forced.schema) == ("g", {"type": "object", "title": "g"})
+    assert (forced.forced, forced.schemas()) == ("g", [("g", {"type": "object", "title": "g"}, True)])
+    required = choose(tools, "required")
+    assert (required.is_required, [name for name, _, _ in required.schemas()]) == (True, ["f", "g"])
+
+
+def test_a_strict_tool_is_strict_unless_it_says_no() -> None:
+    for strict in (None, True, False):
+        function = {"name": "f", "strict": strict}
+        assert choose([{"type": "function", "function": function}], "required").schemas() == [
+            ("f", {"type": "object"}, strict is not False)
+        ]
+
+
+def test_a_text_that_begins_inside_a_call() -> None:
+    """Whole, in pieces, or no call at all: nothing is added and nothing lost."""
+    call = '{"name": "f", "arguments": {"a": 1}}'
+    for text, wanted in ((call, [ToolCall("f", '{"a": 1}')]), ('{"name": "f", "arg', ['{"name": "f", "arg'])):
+        parser = ToolCallParser(opened=True)
+        parts = [part for char in text for part in parser.feed(char)]
+        assert parts + parser.flush() == wanted
 
 
 @pytest.mark.parametrize(
     ("tools", "choice", "error"),
     [
-        ([tool("f")], "required", Unsupported),
+        (None, "required", ConfigError),
         ([tool("f")], "any", ConfigError),
         ([tool("f")], {"type": "function", "function": {"name": "h"}}, ConfigError),
         ([tool("f")], {"function": "f"}, ConfigError),

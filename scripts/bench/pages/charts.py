@@ -10,7 +10,7 @@ STYLE = """
   text { font: 13px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #24292f }
   .title { font-weight: 600; font-size: 15px }
   .small { font-size: 11px; fill: #57606a }
-  .axis { stroke: #d0d7de; stroke-width: 1 }
+  .axis { stroke: #d0d7de; stroke-width: 1 } .mark { stroke: #cf222e; stroke-width: 1; stroke-dasharray: 4 3 }
   .c0 { fill: #afb8c1 } .c1 { fill: #6e7781 } .c2 { fill: #d4a72c } .c3 { fill: #0969da }
   @media (prefers-color-scheme: dark) {
     text { fill: #e6edf3 } .small { fill: #9198a1 } .axis { stroke: #3d444d }
@@ -39,8 +39,15 @@ class Panel:
     groups: Sequence[tuple[str, Sequence[Bar]]]
 
 
-def chart(title: str, series: Sequence[str], panels: Sequence[Panel], *, unit: str = "tokens per second") -> str:
-    """Horizontal bars, all panels on one scale. `series` names the colours, at most four."""
+def chart(
+    title: str,
+    series: Sequence[str],
+    panels: Sequence[Panel],
+    *,
+    unit: str = "tokens per second",
+    mark: float | None = None,
+) -> str:
+    """Horizontal bars, all panels on one scale. `series` names the colours, at most four; `mark` draws a line there."""
     largest = max((bar.value for p in panels for _, bars in p.groups for bar in bars), default=1.0) or 1.0
     parts: list[str] = [_text(0, 18, title, "title")]
     x = 0.0
@@ -50,8 +57,9 @@ def chart(title: str, series: Sequence[str], panels: Sequence[Panel], *, unit: s
         x += 34 + 7.2 * len(name)
     y = float(TOP + LEGEND)
     for panel in panels:
-        parts.append(_text(0, y + 14, panel.title, "title"))
-        y += PANEL_TITLE
+        if panel.title:
+            parts.append(_text(0, y + 14, panel.title, "title"))
+            y += PANEL_TITLE
         top = y
         for name, bars in panel.groups:
             height = len(bars) * (BAR + GAP)
@@ -67,6 +75,9 @@ def chart(title: str, series: Sequence[str], panels: Sequence[Panel], *, unit: s
             y += GROUP_GAP
         bottom = y - GROUP_GAP + 2
         parts.append(f'<line class="axis" x1="{LABEL}" y1="{top - 3:.0f}" x2="{LABEL}" y2="{bottom:.0f}"/>')
+        if mark is not None:
+            x = LABEL + mark / largest * PLOT
+            parts.append(f'<line class="mark" x1="{x:.1f}" y1="{top - 3:.0f}" x2="{x:.1f}" y2="{bottom:.0f}"/>')
     parts.append(_text(LABEL, y + 10, unit, "small"))
     size = f'viewBox="0 0 {LABEL + PLOT + NOTE} {y + 18:.0f}" width="{LABEL + PLOT + NOTE}"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img"'

@@ -1,4 +1,4 @@
-"""Write docs/performance.md's tables and charts and README's figures from docs/results/.
+"""Write docs/performance.md's tables and charts, and README's picture, from docs/results/.
 
 scripts/bench/run page              rewrite what stands between the markers
 scripts/bench/run page --check      fail when a page is not what the results say
@@ -33,8 +33,7 @@ from specgguf.config import DRAFT_MAX_DEFAULT
 from specgguf.fit import predict
 
 PAGE = ROOT / "docs" / "performance.md"
-README = ROOT / "README.md"
-CHARTS = {"regimes": "performance-regimes.svg", "peers": "performance-peers.svg"}
+CHARTS = {"headline": "headline.svg", "regimes": "performance-regimes.svg", "peers": "performance-peers.svg"}
 TARGET_NAMES = {"f16": "F16", "q8": "Q8_0", "q4": "Q4_K_M"}
 REGIME_NAMES = {"f16": "F16: memory-bound", "q8": "Q8_0: in between", "q4": "Q4_K_M: compute-bound"}
 NOTHING = "*Not measured yet.*"
@@ -78,22 +77,6 @@ def regimes_part(cells: Cells) -> str:
     return "\n\n".join([picture, f"{machine_of(cells)} Auto drafts at most {most}.", text, recommendation])
 
 
-def headline_part(cells: Cells) -> str:
-    """README's figures: auto over plain, by target, temperature and kind."""
-    rows = regime_rows(cells)
-    kinds = list(dict.fromkeys(row.cell.kind for row in rows))
-    if not rows:
-        return NOTHING
-    body = []
-    for regime, name in TARGET_NAMES.items():
-        for t in sorted({row.cell.temperature for row in rows}):
-            of = {row.cell.kind: row for row in rows if (row.cell.regime, row.cell.temperature) == (regime, t)}
-            if of:
-                gains = [f"{of[kind].gain:.2f}×" if kind in of else "" for kind in kinds]
-                body.append([f"{name}, temperature {t:g}", *gains])
-    return table(["auto over plain", *kinds], body, right=tuple(range(1, len(kinds) + 1)))
-
-
 def absolute_part(cells: Cells) -> str:
     """Absolute speeds of the three targets side by side, at default sampling."""
     rows = [row for row in regime_rows(cells) if row.cell.temperature > 0]
@@ -128,15 +111,15 @@ def peers_part(cells: Cells) -> str:
 
 
 def host_part(path: Path) -> str:
-    """Python's share: the two prices, the stages of a round, and one law."""
+    """Python's share: the two costs, the stages of a round, and one distribution."""
     if not path.exists():
         return NOTHING
     head: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    prices = [
+    costs = [
         [name, f"{found['ms_per_drafted_token']:.3f} (≤ 0.4)", f"{found['ms_per_round']:.3f} (≤ 0.5)"]
         for name, found in head["wide"].items()
     ]
-    parts = [table(["V = 151,936", "ms per drafted token", "ms per round on top"], prices, right=(1, 2))]
+    parts = [table(["V = 151,936", "ms per drafted token", "ms per round on top"], costs, right=(1, 2))]
     columns = {name: found["stages"]["4"]["stages_ms_and_calls"] for name, found in head["wide"].items()}
     stages = list(dict.fromkeys(stage for column in columns.values() for stage in column))
     body = [[s, *(f"{column[s][0]:.3f}" if s in column else "" for column in columns.values())] for s in stages]
@@ -156,36 +139,51 @@ def host_part(path: Path) -> str:
 
 
 def predictions_part(path: Path) -> str:
-    """What passes cost by width, and the speed-up predicted from that beside the measured one."""
+    """What forward passes cost by batch size, and the speed-up predicted from that beside the measured one."""
     if not path.exists():
         return NOTHING
     saved: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    widths = [int(n) for n in saved["regimes"][0]["samples"][0]["verify_s"]]
+    sizes = [int(n) for n in saved["regimes"][0]["samples"][0]["verify_s"]]
     costs, gains = [], []
     for regime in saved["regimes"]:
         samples = regime["samples"]
-        seconds = {n: statistics.median(s["verify_s"][str(n)] for s in samples) for n in widths}
+        seconds = {n: statistics.median(s["verify_s"][str(n)] for s in samples) for n in sizes}
         pair = predict.from_measured(seconds, statistics.median(s["draft_s"] for s in samples))
-        perfect, length = max((predict.speed_up(pair, 1.0, n - 1), n - 1) for n in widths[1:])
-        free = max(n * seconds[1] / seconds[n] for n in widths)
-        passes = [f"{1e3 * seconds[n]:.0f}" for n in widths]
+        perfect, length = max((predict.speed_up(pair, 1.0, n - 1), n - 1) for n in sizes[1:])
+        free = max(n * seconds[1] / seconds[n] for n in sizes)
+        milliseconds = [f"{1e3 * seconds[n]:.0f}" for n in sizes]
         bounds = [f"{perfect:.2f}× (K = {length})", f"{free:.2f}×"]
-        costs.append([REGIME_NAMES[regime["regime"]], *passes, f"{1e3 * pair.draft_s:.1f}", *bounds])
+        costs.append([REGIME_NAMES[regime["regime"]], *milliseconds, f"{1e3 * pair.draft_s:.1f}", *bounds])
         for row in regime["rows"]:
             off = row["predicted"] / row["measured"] - 1.0
             names = [regime["regime"], str(row["length"])]
             gains.append([*names, f"{row['predicted']:.2f}×", f"{row['measured']:.2f}×", f"{off:+.0%}"])
     header = [
-        "a pass of the target over … tokens, ms",
-        *map(str, widths),
+        "a forward pass of the target over … tokens, ms",
+        *map(str, sizes),
         "a draft token",
         "gain if every token were right",
-        "and were looked up",
+        "and were n-gram matches",
     ]
     right = tuple(range(1, len(header)))
     parts = [table(header, costs, right)]
     parts.append(table(["regime", "K", "predicted", "measured", ""], gains, right=(1, 2, 3, 4)))
     return "\n\n".join(parts)
+
+
+def headline_chart(rows: Sequence[RegimeRow]) -> str:
+    """Auto over plain by kind, a bar per regime, at default sampling: README's picture."""
+    warm = [row for row in rows if row.cell.temperature > 0]
+    regimes = [name for name in ("q4", "q8", "f16") if any(row.cell.regime == name for row in warm)]
+    groups = []
+    for kind in dict.fromkeys(row.cell.kind for row in warm):
+        of = {row.cell.regime: row.gain for row in warm if row.cell.kind == kind}
+        groups.append(
+            (kind, [Bar(of[name], f"{of[name]:.2f}×", regimes.index(name)) for name in regimes if name in of])
+        )
+    title = "Speed with drafting on auto, as a multiple of plain decoding"
+    names = [REGIME_NAMES[name] for name in regimes]
+    return chart(title, names, [Panel("", groups)], unit="times plain decoding (the line: 1×)", mark=1.0)
 
 
 def regime_chart(rows: Sequence[RegimeRow]) -> str:
@@ -209,12 +207,12 @@ def peer_chart(cells: Cells) -> str:
     for t in sorted({row.cell.temperature for row in rows}, reverse=True):
         groups = []
         for row in (r for r in rows if r.cell.temperature == t):
-            ways = ("llama_cpp.Llama off", "llama-server off", row.best, "specgguf auto")
+            runners = ("llama_cpp.Llama off", "llama-server off", row.best, "specgguf auto")
             notes = ("", "", f"  ({row.best.removeprefix('llama-server ')})", f"  ({row.gain:.2f}×)")
             bars = [
-                Bar(row.speeds[rollback], f"{row.speeds[rollback]:.1f}{note}", i)
-                for i, (rollback, note) in enumerate(zip(ways, notes, strict=True))
-                if rollback in row.speeds
+                Bar(row.speeds[name], f"{row.speeds[name]:.1f}{note}", i)
+                for i, (name, note) in enumerate(zip(runners, notes, strict=True))
+                if name in row.speeds
             ]
             groups.append((row.cell.kind, bars))
         panels.append(Panel(f"temperature {t:g}", groups))
@@ -249,12 +247,9 @@ def main() -> int:
         "host": host_part(args.results / "host.json"),
         "predictions": predictions_part(args.results / "predictions.json"),
     }
-    readme = README if args.out == PAGE.parent else args.out / README.name
-    made = {
-        args.out / PAGE.name: fill(PAGE.read_text(encoding="utf-8"), parts),
-        readme: fill(README.read_text(encoding="utf-8"), {"headline": headline_part(regimes)}),
-    }
+    made = {args.out / PAGE.name: fill(PAGE.read_text(encoding="utf-8"), parts)}
     if regime_rows(regimes):
+        made[args.out / CHARTS["headline"]] = headline_chart(regime_rows(regimes))
         made[args.out / CHARTS["regimes"]] = regime_chart(regime_rows(regimes))
     if peer_rows(peers):
         made[args.out / CHARTS["peers"]] = peer_chart(peers)

@@ -1,4 +1,4 @@
-"""Predicted against measured speed-up on this machine, for three pairs of the same two files: F16, Q8_0, Q4_K_M.
+"""Predicted against measured speed-up on this machine, for three pairs of the same two files.
 
   scripts/bench/run predictions                     all three; writes docs/results/predictions.json
   scripts/bench/run predictions --only q8           one of them; nothing is saved

@@ -1,4 +1,4 @@
-"""What each kind of rollback costs: a verification pass of 5 tokens with and without dropping 4 of them again.
+"""What each kind of rollback costs: verifying 5 tokens with and without dropping 4 of them again.
 
 Random-weight models of one size with different memories, written for the purpose (`gguf` is needed): attention
 (plain), hybrid (native rollback, and checkpoints), recurrent (checkpoints). Saved as JSON: scripts/bench/run rollback

@@ -1,6 +1,6 @@
 """Bodies of OpenAI's two calls, checked field by field, become keywords of `SpeculativeLlama`'s methods.
 
-Whatever is wrong is refused by name here, before anything waits in a line; what nobody knows is refused too. This
+Whatever is wrong is refused by name here, before anything waits in the queue; what nobody knows is refused too. This
 module knows no HTTP: a body is JSON bytes, a refusal is a `BadRequest`.
 """
 
@@ -156,7 +156,7 @@ def _checked(body: Json, checks: Mapping[str, Check], required: str, models: Col
             raise BadRequest(str(error), param=name) from error
         if name not in NO_EFFECT:
             values[name] = checked
-    if "model" in values and values["model"] not in models:
+    if "model" in values and values["model"] not in models and "*" not in models:
         raise BadRequest(
             f"there is no model {short(values['model'])} here; this server has {', '.join(models)}",
             param="model", code="model_not_found", status=404,
@@ -172,6 +172,10 @@ def _call(values: Json, defaults: Mapping[str, Any]) -> Call:
     for name, value in options.items():
         if name not in ("include_usage", "include_obfuscation") or not isinstance(value, bool):
             raise BadRequest("stream_options takes include_usage: true or false", param="stream_options")
+    if "structured_outputs" in values:  # vLLM's name
+        if "grammar" in values:
+            raise BadRequest("grammar and structured_outputs say the same: give one", param="structured_outputs")
+        values["grammar"] = values.pop("structured_outputs")
     keywords = {**defaults, **values}
     try:
         sampling = {k: v for k, v in keywords.items() if k in _SAMPLING}

@@ -11,6 +11,7 @@ from typing import Any
 
 from specgguf.config import require_number, require_whole
 from specgguf.errors import ConfigError
+from specgguf.grammar.sources import Grammar, read_grammar
 from specgguf.text.messages import normalized
 
 Json = dict[str, Any]
@@ -117,8 +118,14 @@ def _tools(name: str, value: Any) -> list[Json]:
 def _tool_choice(name: str, value: Any) -> Any:
     function = value.get("function") if isinstance(value, dict) else None
     if not isinstance(value, str) and not (isinstance(function, dict) and isinstance(function.get("name"), str)):
-        raise ConfigError(f'{name} must be "auto", "none" or {{"type": "function", "function": {{"name": …}}}}')
+        raise ConfigError(
+            f'{name} must be "auto", "none", "required" or {{"type": "function", "function": {{"name": …}}}}'
+        )
     return value
+
+
+def _grammar(_name: str, value: Any) -> Grammar:
+    return read_grammar(value)
 
 
 def _draft(name: str, value: Any) -> Any:
@@ -150,7 +157,8 @@ COMMON: Mapping[str, Check] = {
     "logit_bias": _bias,
     "min_tokens": _whole(0),
     "ignore_eos": _bool,
-    "grammar": _text,
+    "grammar": _grammar,
+    "structured_outputs": _grammar,
     "draft": _draft,
     "draft_max": _whole(1, 16),
     "n": _only(1),

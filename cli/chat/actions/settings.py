@@ -1,14 +1,13 @@
-"""What each slash command does. The table in `commands` names them; errors are raised, the loop tells them."""
+"""Commands about how answers are made and shown: settings, models, statistics, the context."""
 
 from __future__ import annotations
 
 import difflib
 import math
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specgguf.cli.chat import sessions
+from specgguf.cli.chat import attachments
 from specgguf.cli.options import BY_NAME, SETTINGS
 from specgguf.cli.terminal import console, stats_view
 
@@ -16,19 +15,9 @@ from specgguf.config import parse_draft
 from specgguf.errors import ConfigError
 
 if TYPE_CHECKING:
-    from specgguf.cli.chat.loop import ChatSession
+    from specgguf.cli.chat.chat_session import ChatSession
 
 CONTEXT_BAR = 40
-MAX_FILE = 2**26  # bytes
-
-
-class Leave(Exception):
-    """The user wants to leave."""
-
-
-def leave(_chat: ChatSession, _words: str) -> None:
-    """/exit"""
-    raise Leave
 
 
 def draft(chat: ChatSession, words: str) -> None:
@@ -75,94 +64,10 @@ def stats(chat: ChatSession, words: str) -> None:
         chat.status.tell(row)
 
 
-def undo(chat: ChatSession, _words: str) -> None:
-    """/undo"""
-    question = chat.autosave.take_back(chat.conversation.messages, chat.conversation.undo())
-    if not question:
-        chat.status.tell("there is nothing to take back")
-        return
-    chat.conversation.undone = question
-    chat.status.tell(f"took back: {chat.short(question)} (/edit changes it, ↑ brings it back)")
-
-
-def retry(chat: ChatSession, _words: str) -> str | None:
-    """/retry"""
-    question = chat.conversation.unanswered or chat.conversation.undo()
-    if not question:
-        chat.status.tell("there is nothing to answer again")
-        return None
-    return question
-
-
-def edit(chat: ChatSession, _words: str) -> str | None:
-    """/edit: what comes out of the editor takes the place of a question that got no answer."""
-    import click
-
-    start = chat.conversation.unanswered or chat.conversation.undone
-    text = click.edit(start, extension=".md", require_save=not start)
-    if text is None or not text.strip():
-        chat.status.tell("nothing to send")
-        return None
-    chat.status.raw(f"{text.rstrip()}\n")
-    if chat.conversation.lost:
-        chat.autosave.take_back(chat.conversation.messages, chat.conversation.undo())
-    return text.strip()
-
-
-def file(chat: ChatSession, words: str) -> None:
-    """/file PATH: hold a text for the next message."""
-    if not words:
-        raise ConfigError("/file needs the path of a text file")
-    path = Path(words.strip("'\"")).expanduser()
-    try:
-        if path.exists() and not path.is_file() and not path.is_dir():
-            raise ConfigError(f"{path} is not a file")  # a device or a pipe may never end
-        if path.stat().st_size > MAX_FILE:
-            raise ConfigError(f"{path} is larger than {MAX_FILE // 2**20} MiB")
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8 text") from error
-    except OSError as error:
-        raise ConfigError(f"{path}: {(error.strerror or str(error)).lower()}") from error
-    n = chat.conversation.count([{"role": "user", "content": text}])  # refuses what no context holds
-    chat.attached.append(f"{path.name}:\n```\n{text.rstrip()}\n```")
-    chat.status.tell(f"{path.name}, about {n:,} tokens, goes with your next message")
-
-
-def clear(chat: ChatSession, _words: str) -> None:
-    """/clear"""
-    name = chat.autosave.name
-    chat.conversation.clear()
-    chat.autosave.close()
-    kept = f"; the old one is kept as '{name}'" if name else ""
-    chat.status.tell(f"a new conversation{kept}")
-
-
-def save(chat: ChatSession, words: str) -> None:
-    """/save [NAME]"""
-    if not chat.conversation.n_turns:
-        chat.status.tell("there is nothing to save yet")
-        return
-    chat.autosave.rename(
-        words or chat.autosave.name or sessions.fresh_name(chat.conversation.first_question), chat.conversation.messages
-    )
-    chat.status.tell(f"saved as '{chat.autosave.name}': specgguf chat --resume '{chat.autosave.name}'")
-
-
-def load(chat: ChatSession, words: str) -> None:
-    """/load NAME"""
-    if not words:
-        known = sessions.names()[:10]
-        raise ConfigError("/load needs a name", hint=", ".join(known) or "nothing is saved yet")
-    session = sessions.load(words)
-    chat.autosave.open(session)
-    chat.take(session)
-
-
 def system(chat: ChatSession, words: str) -> None:
-    """/system [TEXT|none]"""
+    """/system [TEXT|@FILE|none]"""
     if words:
-        text = "" if words in ("none", '""') else words
+        text = "" if words in ("none", '""') else attachments.given_text(words, "/system")
         chat.conversation.set_system(text)
         chat.autosave.changed(chat.conversation.messages)
     chat.status.tell(f"system prompt: {chat.conversation.system or 'none'}")
@@ -239,11 +144,6 @@ def context(chat: ChatSession, _words: str) -> None:
         status.tell(f"{older} no longer sent (kept in the saved conversation)")
 
 
-def complete_session(_chat: ChatSession, _words: str) -> Iterable[str]:
-    """Names of saved conversations."""
-    return sessions.names()
-
-
 def complete_set(_chat: ChatSession, _words: str) -> Iterable[str]:
     """Names of the settings that `/set` may change."""
     return [f"{setting.name} " for setting in SETTINGS if setting.sampling]
@@ -254,17 +154,3 @@ def complete_model(_chat: ChatSession, _words: str) -> Iterable[str]:
     from specgguf.cli.options import model_names
 
     return model_names()
-
-
-def complete_path(_chat: ChatSession, words: str) -> Iterable[str]:
-    """Paths that begin as typed."""
-    typed = Path(words).expanduser()
-    folder = typed if words.endswith("/") or not words else typed.parent
-    shown = words[: words.rfind("/") + 1]
-    try:
-        entries = sorted(folder.iterdir())
-    except OSError:
-        return
-    for entry in entries:
-        if not entry.name.startswith(".") or Path(words).name.startswith("."):
-            yield shown + entry.name + ("/" if entry.is_dir() else "")

@@ -1,0 +1,156 @@
+"""A grammar along generated tokens, committed and drafted: which ids may come next after any of their prefixes.
+
+llguidance matches; one matcher follows the tokens that it is asked about, and rolls back where they differ from the
+last ones. Compiling and every step are bounded, and what is over a limit is a ConfigError. Nothing here knows
+distributions, drafts or rounds.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from specgguf.config import one_line
+from specgguf.errors import BackendError, ConfigError
+from specgguf.native.sequence import common_prefix
+
+from .sources import read_grammar
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Bits = npt.NDArray[np.uint8]
+
+T = TypeVar("T")
+
+COMPILE_S = 2.0
+SOURCE_MAX = 2**18  # characters
+STACK = 2**28  # bytes: llguidance recurses once for each rule of a chain, about 8 kB each; only what is used is taken
+N_KEPT = 32  # masks kept behind the newest one: more than the longest draft
+
+
+class GrammarCursor:
+    """Finds what a grammar allows after any token sequence, fast where it extends or shortens the last one."""
+
+    def __init__(self, matcher: Any, ends: Sequence[int]) -> None:
+        """Use `compile_grammar`. `matcher` is llguidance's, at its start; `ends` are the end-of-generation ids."""
+        self._start = matcher
+        self._ends = frozenset(ends)
+        self._matcher = matcher.deep_copy()
+        self._tokens: list[int] = []
+        self._ended = False  # an end of generation follows them
+        self._masks: dict[int, Bits] = {}  # by number of tokens: of the last ones
+
+    def mask(self, generated: Sequence[int]) -> Bits:
+        """The ids that may come after `generated`: bit `id % 8` of byte `id // 8`.
+
+        Once the grammar is complete these are the ends of generation only; after one of them there are none.
+
+        Raises:
+            BackendError: the grammar forbids one of the tokens. ConfigError: it is too complex here.
+        """
+        import numpy as np
+
+        self._follow(generated)
+        n = len(self._tokens)
+        if n not in self._masks:
+            self._masks[n] = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+            self._masks.pop(n - N_KEPT, None)
+            self._check()
+        mask: Bits = self._masks[n]
+        return np.zeros_like(mask) if self._ended else mask
+
+    def forced(self, generated: Sequence[int]) -> list[int]:
+        """The tokens that spell what must come after `generated`, whatever is chosen; [] where there is a choice.
+
+        Another tokenization of the same characters may be allowed too. Raises as `mask`.
+        """
+        self._follow(generated)
+        tokens: list[int] = [] if self._ended else self._matcher.compute_ff_tokens()
+        self._check()
+        return tokens
+
+    def _follow(self, generated: Sequence[int]) -> None:
+        """Bring the matcher behind `generated`."""
+        n = common_prefix(self._tokens, generated)
+        if n < len(self._tokens):
+            self._matcher.rollback(len(self._tokens) - n)
+            del self._tokens[n:]
+            self._masks = {i: bits for i, bits in self._masks.items() if i <= n}
+        following = list(generated[n:])
+        # The end is not the matcher's to take: a finished one takes any number of them, and rolls none of them back.
+        self._ended = bool(following) and following[-1] in self._ends
+        inside = following[:-1] if self._ended else following
+        n_taken = self._matcher.try_consume_tokens(inside) if inside else 0
+        self._tokens += inside[:n_taken]
+        self._check()
+        if n_taken < len(inside) or (self._ended and not self._matcher.is_accepting()):
+            raise BackendError(f"the grammar does not allow token {following[n_taken]} here")
+
+    def _check(self) -> None:
+        """A matcher that has met a limit is of no more use: the next question begins with another."""
+        if self._matcher.is_error():
+            why = one_line(self._matcher.get_error().split("<state>")[0])
+            self._matcher = self._start.deep_copy()
+            self._tokens, self._masks, self._ended = [], {}, False
+            raise ConfigError(f"the grammar cannot be followed here: {why}", hint="use a simpler one")
+
+
+def compile_grammar(grammar: Any, tokenizer: Any) -> GrammarCursor:
+    """A grammar over a vocabulary, before the first token. What a lenient JSON schema does not keep to is named in a
+    UserWarning.
+
+    Args:
+        grammar: see `read_grammar`.
+        tokenizer: `Weights.grammar_tokenizer`.
+
+    Raises:
+        ConfigError: no grammar, one that cannot be kept to, or one that is too large; the message says why.
+    """
+    import llguidance
+
+    grammar = read_grammar(grammar)
+    if len(grammar.source) > SOURCE_MAX:
+        raise ConfigError(f"{grammar.kind}: it is longer than {SOURCE_MAX:,} characters")
+    limits = llguidance.LLParserLimits(verbose_errors=False)
+
+    def compiled() -> Any:
+        return llguidance.LLMatcher(tokenizer, grammar.source, log_level=0, limits=limits)
+
+    matcher = within(COMPILE_S, compiled)
+    if matcher is None:
+        raise ConfigError(f"{grammar.kind}: compiling it takes more than {COMPILE_S:g} s", hint="use a simpler one")
+    if matcher.is_error():
+        raise grammar.refusal(matcher.get_error())
+    if lost := [*grammar.lost, *(one_line(text) for text in matcher.get_grammar_warnings())]:
+        _warn(f"{grammar.kind}: not enforced, so check the answers for it: {', '.join(lost)}")
+    return GrammarCursor(matcher, tokenizer.eos_tokens)
+
+
+_one_at_a_time = threading.Lock()  # `threading.stack_size` is the whole process's
+
+
+def within(seconds: float, work: Callable[[], T]) -> T | None:
+    """What `work` returns, or None after so many seconds: it then goes on by itself until its own limits end it."""
+    made: list[T] = []
+    thread = threading.Thread(target=lambda: made.append(work()), name="grammar", daemon=True)
+    with _one_at_a_time:
+        before = threading.stack_size(STACK)
+        try:
+            thread.start()
+        finally:
+            threading.stack_size(before)
+    thread.join(seconds)
+    return made[0] if made else None
+
+
+def _warn(text: str) -> None:
+    """A UserWarning at the line outside this package that asked. Python shows a text once for each."""
+    frame, level = inspect.currentframe(), 1
+    while frame is not None and str(frame.f_globals.get("__name__")).startswith("specgguf."):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, stacklevel=level)

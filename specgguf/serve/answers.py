@@ -1,0 +1,228 @@
+"""A generation behind HTTP: queued, watched (a client that leaves, a time limit), answered whole or as events.
+
+It knows jobs and their dicts, not which route or protocol they belong to: that is the `Reply`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncGenerator
+from typing import Any, Protocol
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+
+from specgguf.decode.stats import Stats
+from specgguf.errors import ContextFull, SpecggufError
+
+from . import http
+from .config import ServeConfig
+from .doors import Quotas, RequestRecord
+from .http import EventStream, Gone, Late
+from .metrics import Metrics
+from .protocols.bodies import BadRequest, read
+from .protocols.reply import Parse, Reply
+from .queue import FINISH_S, Closing, Job, Worker
+
+Json = dict[str, Any]
+logger = logging.getLogger("specgguf.serve")
+
+
+class Engine(Protocol):
+    """What the server uses of `api.SpeculativeLlama` while it answers."""
+
+    @property
+    def stats(self) -> Stats: ...
+    @property
+    def decode_s(self) -> float: ...
+    def n_ctx(self) -> int: ...
+    def cancel(self) -> None: ...
+    def stop(self) -> None: ...
+
+
+class Answers:
+    """Answers requests with one engine.
+
+    Args:
+        engine: what generates; nobody else may use it meanwhile.
+        metrics: told what happened.
+    """
+
+    def __init__(self, engine: Engine, config: ServeConfig, metrics: Metrics) -> None:
+        self.engine, self.config, self.metrics = engine, config, metrics
+        self.worker = Worker(engine, n_max=config.queue_max)
+        self._quotas = Quotas(config.keys, time.monotonic)
+        self._watching: set[asyncio.Task[None]] = set()
+        self._decode_s, self._alive_at = 0.0, time.monotonic()
+
+    async def answer(self, parse: Parse, request: Request) -> Response:
+        """The response to a request whose body `parse` understands."""
+        config, record = self.config, record_of(request)
+        try:
+            data = await http.body_of(request, max_bytes=config.body_max_bytes, timeout_s=config.body_timeout_s)
+            reply = parse(read(data))
+            record.model = reply.model or config.name
+            self._quotas.enter(record.key)
+            job = Job(reply.work, record.key or record.client)
+            self.worker.submit(job)
+        except ClientDisconnect:
+            return Response(status_code=499)
+        except SpecggufError as error:
+            return self._failed(error, record)
+        watch = asyncio.create_task(self._watch(job, request))
+        self._watching.add(watch)
+        watch.add_done_callback(self._watching.discard)
+        try:
+            return await (self._stream(job, reply, record) if reply.stream else self._whole(job, reply, record))
+        except asyncio.CancelledError:
+            self.worker.cancel(job)
+            raise
+
+    async def _whole(self, job: Job, reply: Reply, record: RequestRecord) -> Response:
+        try:
+            result = await job.next()
+            assert result is not None
+            await job.next()  # answer once the engine is done with it
+            self._count(record, result)
+            return JSONResponse(reply.shape(result), headers=reply.headers)
+        except Exception as error:
+            return self._failed(error, record)
+
+    def _failed(self, error: BaseException, record: RequestRecord) -> Response:
+        error = self._worded(error)
+        if http.status_of(error) == 500:
+            logger.error("request %s failed", record.id, exc_info=error)
+        record.error = http.error_body(error)["error"]["message"]
+        return http.error_response(error)
+
+    def _worded(self, error: BaseException) -> BaseException:
+        """A full context in the words that clients look for, to shorten the conversation and ask again."""
+        if not isinstance(error, ContextFull):
+            return error
+        words = f"This model's maximum context length is {self.engine.n_ctx()} tokens: {error}"
+        return BadRequest(words, code="context_length_exceeded")
+
+    def _count(self, record: RequestRecord, item: Json) -> None:
+        """Tokens of an answer, from the dict that tells them."""
+        usage = item.get("usage")
+        if usage:
+            record.n_prompt, record.n_generated = usage["prompt_tokens"], usage["completion_tokens"]
+            self._quotas.spend(record.key, usage["total_tokens"])
+
+    async def _stream(self, job: Job, reply: Reply, record: RequestRecord) -> Response:
+        """Wait for the first chunk, so that an error still has its status; but not so long that the connection seems
+        dead."""
+        started = asyncio.get_running_loop().time()
+        first = asyncio.ensure_future(job.next())
+        await asyncio.wait({first}, timeout=self.config.keepalive_s)
+        if first.done() and (error := first.exception()) is not None:
+            return self._failed(error, record)
+        return EventStream(
+            self._events(job, first, reply, record, started),
+            write_timeout_s=self.config.write_timeout_s,
+            dropped=lambda: self._gone(job),
+            headers=reply.headers,
+        )
+
+    async def _events(
+        self, job: Job, first: asyncio.Future[Json | None], reply: Reply, record: RequestRecord, started: float
+    ) -> AsyncGenerator[bytes | None, None]:
+        coming, shaped = first, reply.events()
+        try:
+            while True:
+                while not coming.done():
+                    await asyncio.wait({coming}, timeout=self.config.keepalive_s)
+                    if not coming.done():
+                        yield None
+                chunk = coming.result()
+                if coming is first:
+                    self.metrics.first_s.add(asyncio.get_running_loop().time() - started)
+                if chunk is None:
+                    for data in shaped.end():
+                        yield data
+                    return
+                self._count(record, chunk)
+                for data in shaped.of(chunk):
+                    yield data
+                coming = asyncio.ensure_future(job.next())
+        except Exception as error:
+            self._failed(error, record)
+            yield shaped.failed(http.error_body(self._worded(error)))
+        finally:
+            coming.cancel()
+            if not job.ended.is_set():
+                self.worker.cancel(job)
+
+    async def _watch(self, job: Job, request: Request) -> None:
+        """Stop `job` when its client goes away or its time is up; count what became of it."""
+        loop, config = asyncio.get_running_loop(), self.config
+        started = loop.time()
+        left = asyncio.ensure_future(http.gone(request.receive))
+        try:
+            await _first(job.began, left, config.queue_timeout_s)
+            self.metrics.queue_s.add(loop.time() - started)
+            if not job.began.is_set() and not left.done():
+                self.metrics.late.add()
+                self.worker.cancel(job, Late(f"waited {config.queue_timeout_s:g} s in the queue"))
+            await _first(job.ended, left, config.generation_timeout_s)
+            if not job.ended.is_set() and not left.done():
+                self.metrics.late.add()
+                self.worker.finish(job, Late(f"no answer within {config.generation_timeout_s:g} s"))
+                await _first(job.ended, left, 2 * FINISH_S)
+            if not job.ended.is_set():
+                self._gone(job)
+        finally:
+            left.cancel()
+        await job.ended.wait()
+        self.metrics.request_s.add(loop.time() - started)
+
+    def _gone(self, job: Job) -> None:
+        if not job.ended.is_set() and not job.cancelled:
+            self.metrics.gone.add()
+            self.worker.cancel(job, Gone("the client left"))
+
+    # --- is it alive, and stopping ----------------------------------------------------------------------------
+
+    def stuck_s(self) -> float:
+        """For how long the engine has given no sign, or ignored that it was told to stop; 0 while all is well."""
+        job, now = self.worker.running, time.monotonic()
+        if (decode_s := self.engine.decode_s) != self._decode_s or job is None:
+            self._decode_s, self._alive_at = decode_s, now
+        if job is None:
+            return 0.0
+        if job.stopped_at is not None and now - job.stopped_at > 2 * FINISH_S:
+            return now - job.stopped_at
+        silent_s = now - max(job.told_at, self._alive_at)
+        return silent_s if silent_s > self.config.stuck_s else 0.0
+
+    async def drain(self) -> None:
+        """Take nothing more, end what waits, let what runs go on for the time of grace, then finish it. An engine that
+        does not listen is left after a few seconds."""
+        self.worker.close()
+        job = self.worker.running
+        if job is None:
+            return
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(job.ended.wait(), self.config.grace_s)
+        if not job.ended.is_set():
+            self.worker.finish(job, Closing("the server is stopping"))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(job.ended.wait(), 2 * FINISH_S)
+
+
+def record_of(request: Request) -> RequestRecord:
+    """What the doors noted of this request."""
+    record: RequestRecord = request.scope["specgguf.record"]
+    return record
+
+
+async def _first(event: asyncio.Event, other: asyncio.Future[Any], timeout: float) -> None:
+    """Wait until `event` is set or `other` is done, at most so long."""
+    waiting = asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait({waiting, other}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()

@@ -1,0 +1,241 @@
+"""A compiled grammar along generated tokens: what it allows, after any jumps, and never for long."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Pair
+
+from specgguf.errors import BackendError, ConfigError
+from specgguf.grammar import cursor as module
+from specgguf.grammar.cursor import GrammarCursor, compile_grammar, within
+from specgguf.grammar.sources import json_grammar
+from specgguf.native.weights import Weights
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "sizes": {"type": "array", "items": {"type": "integer"}, "maxItems": 3},
+        "kind": {"enum": ["é", "한국", "x"]},
+    },
+    "required": ["name", "sizes", "kind"],
+}
+
+
+@pytest.fixture(scope="module")
+def weights(tiny_chat: Pair) -> Iterator[Weights]:
+    loaded = Weights(str(tiny_chat.target))
+    yield loaded
+    loaded.close()
+
+
+def ids_of(text: str) -> list[int]:
+    """One byte token per byte (see tiny.chat)."""
+    return [5 + byte for byte in text.encode()]
+
+
+def allowed(cursor: GrammarCursor, ids: list[int]) -> list[int]:
+    return np.flatnonzero(np.unpackbits(cursor.mask(ids), bitorder="little")).tolist()
+
+
+def test_allows_what_the_grammar_says(weights: Weights) -> None:
+    cursor = compile_grammar('root ::= "ab" [0-9]? "c"', weights.grammar_tokenizer)
+    assert allowed(cursor, ids_of("ab")) == ids_of("0123456789c")
+
+
+def test_after_the_end_only_eog_then_nothing(weights: Weights) -> None:
+    cursor = compile_grammar('root ::= "a"', weights.grammar_tokenizer)
+    ends = sorted(weights.eog)
+    assert allowed(cursor, ids_of("a")) == ends
+    assert allowed(cursor, [*ids_of("a"), ends[0]]) == []
+    with pytest.raises(BackendError, match="does not allow token"):
+        cursor.mask([*ids_of("a"), ends[0], ends[0]])
+
+
+def test_a_forbidden_token_raises_and_changes_nothing(weights: Weights) -> None:
+    cursor = compile_grammar('root ::= "abc"', weights.grammar_tokenizer)
+    for token in (ids_of("x")[0], 2):
+        with pytest.raises(BackendError, match=f"does not allow token {token} here"):
+            cursor.mask([*ids_of("a"), token])
+    assert allowed(cursor, ids_of("a")) == ids_of("b")
+    with pytest.raises(BackendError):
+        cursor.mask(ids_of("abx"))
+    assert allowed(cursor, ids_of("ab")) == ids_of("c")
+
+
+def test_equals_a_fresh_cursor_after_any_jumps(weights: Weights) -> None:
+    """Random walks through JSON: drafts of up to 6, rejected anywhere, longer rollbacks, other beginnings."""
+    source = random.Random(5)
+    grammar = json_grammar(SCHEMA)
+    cursor = compile_grammar(grammar, weights.grammar_tokenizer)
+    ids: list[int] = []
+    for step in range(400):
+        legal = allowed(cursor, ids)
+        assert legal
+        token = source.choice(legal)
+        if token not in weights.eog:
+            ids = [*ids, token]
+        if step % 7 == 6:
+            ids = ids[: max(0, len(ids) - source.choice((1, 2, 6, 30, 1000)))]
+        if step % 20 == 0:
+            assert allowed(compile_grammar(grammar, weights.grammar_tokenizer), ids) == allowed(cursor, ids)
+
+
+def test_forgets_the_tokens_it_rolled_back(weights: Weights) -> None:
+    cursor = compile_grammar('root ::= "abcde" "1" | "abe" "2"', weights.grammar_tokenizer)
+    for text, following in (("abcd", "e"), ("abe", "2"), ("abcde", "1")):
+        assert allowed(cursor, ids_of(text)) == ids_of(following)
+
+
+def test_a_rolled_back_draft_is_not_matched_again(weights: Weights) -> None:
+    """Masks of the last positions are kept; memory does not grow with the text."""
+    cursor = compile_grammar('root ::= "a"*', weights.grammar_tokenizer)
+    ids = ids_of("a" * 100)
+    for n in range(101):
+        cursor.mask(ids[:n])
+    assert len(cursor._masks) == module.N_KEPT
+    kept = cursor.mask(ids[:95])
+    assert cursor.mask(ids[:95]) is kept
+
+
+def test_characters_split_over_tokens(weights: Weights) -> None:
+    first, second = ids_of("é")
+    cursor = compile_grammar("root ::= [éb]", weights.grammar_tokenizer)
+    assert set(allowed(cursor, [])) >= {first, *ids_of("b")}
+    assert allowed(cursor, [first]) == [second]
+
+
+def test_what_is_forced(weights: Weights) -> None:
+    cursor = compile_grammar('root ::= "ab" ("cd" | "ce") "f"', weights.grammar_tokenizer)
+    assert cursor.forced([]) == ids_of("abc")
+    assert cursor.forced(ids_of("abc")) == []
+    assert cursor.forced(ids_of("abcd")) == ids_of("f")
+    assert allowed(cursor, ids_of("ab")) == ids_of("c"), "asking changes nothing"
+
+
+def test_schemas(weights: Weights) -> None:
+    def after(schema: Any, text: str) -> list[int]:
+        return allowed(compile_grammar(json_grammar(schema), weights.grammar_tokenizer), ids_of(text))
+
+    assert after(None, '{"a": [1, {"b": null}], "c": "é"}') == sorted(weights.eog)
+    assert after(json.dumps(SCHEMA), '{"name": "x", "sizes": [1, 2], "kind": "x"}') == sorted(weights.eog)
+    with pytest.raises(BackendError):
+        after(SCHEMA, '{"size')
+
+
+def test_the_warning_names_the_line_that_asked(weights: Weights) -> None:
+    """Outside the package, however deep inside it the schema was met."""
+    with pytest.warns(UserWarning, match="not enforced.*uniqueItems") as caught:
+        compile_grammar(json_grammar({"type": "array", "uniqueItems": True}, strict=False), weights.grammar_tokenizer)
+    assert [w.filename for w in caught] == [__file__]
+
+
+# --- limits ---------------------------------------------------------------------------------------------------------
+
+CHAIN = 10_000
+BOMBS: dict[str, Any] = {
+    "nested optionals": "root ::= " + "(" * 40 + '"a"' + "?)*" * 40,
+    "300 optional items": "root ::= " + '("a" | "b")? ' * 300,
+    "the same as a pattern": {"type": "regex", "regex": "([ab])?" * 300},
+    "repetitions of repetitions": {"type": "regex", "regex": "((a{0,900}){0,900}){0,900}"},
+    "definitions that refer to two others each": json_grammar(
+        {
+            "$defs": {f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(30)}
+            | {"d30": {"type": "string"}},
+            "$ref": "#/$defs/d0",
+        }
+    ),
+    "the same as objects": json_grammar(
+        {
+            "$defs": {f"d{i}": {"properties": {n: {"$ref": f"#/$defs/d{i + 1}"} for n in "ab"}} for i in range(30)}
+            | {"d30": {"type": "string"}},
+            "$ref": "#/$defs/d0",
+        }
+    ),
+    "counts with blanks": 'root ::= ("a"{ 0 , 1000000 }){ 0 , 1000000 }',
+    "required names without ASCII letters": json_grammar(
+        {"type": "object", "required": [f"é{i}" for i in range(9999)]}
+    ),
+    "a chain of rules": "\n".join(["root ::= r0", *(f"r{i} ::= r{i + 1}" for i in range(999)), 'r999 ::= "a"']),
+    "a chain of Lark rules": {
+        "type": "lark",
+        "lark": "\n".join(["start: r0", *(f"r{i}: r{i + 1}" for i in range(CHAIN)), f'r{CHAIN}: "a"']),
+    },
+    "a chain of references": json_grammar(
+        {
+            "$defs": {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(CHAIN // 2)} | {f"d{CHAIN // 2}": {}},
+            "$ref": "#/$defs/d0",
+        }
+    ),
+    "2,000 properties": json_grammar({"properties": {f"p{i}": {"type": "string"} for i in range(2000)}}),
+    "left recursion": 'root ::= root root | root "a" | "b"',
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_no_grammar_takes_long_or_ends_the_process(weights: Weights, name: str) -> None:
+    """Refused, or compiled and followed for a few tokens."""
+    with contextlib.suppress(ConfigError):
+        cursor = compile_grammar(BOMBS[name], weights.grammar_tokenizer)
+        ids: list[int] = []
+        for _ in range(20):
+            legal = allowed(cursor, ids)
+            if not legal or legal[0] in weights.eog:
+                break
+            ids.append(legal[0])
+
+
+def test_a_grammar_over_its_limits_is_refused(weights: Weights, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="longer than"):
+        compile_grammar('root ::= "' + "a" * 2**18 + '"', weights.grammar_tokenizer)
+    monkeypatch.setattr(module, "COMPILE_S", 0.0)
+    with pytest.raises(ConfigError, match="compiling it takes more than 0 s"):
+        compile_grammar(json_grammar({"properties": {f"p{i}": {} for i in range(2000)}}), weights.grammar_tokenizer)
+
+
+def test_who_waits_for_a_compiler_waits_no_longer_than_the_deadline() -> None:
+    stuck = threading.Event()
+    assert within(0.01, stuck.wait) is None
+    stuck.set()
+    assert within(60.0, lambda: 5) == 5
+
+
+def test_a_cursor_over_a_limit_says_so_and_goes_on(weights: Weights) -> None:
+    """A step that takes more than llguidance grants kills its matcher; the next question is answered by another."""
+    import llguidance
+
+    limits = llguidance.LLParserLimits(step_max_items=1)
+    tokenizer = weights.grammar_tokenizer
+    source = json.dumps({"grammars": [{"lark_grammar": 'start: ("a" | start "b" | "c" start)*'}]})
+    cursor = GrammarCursor(llguidance.LLMatcher(tokenizer, source, log_level=0, limits=limits), tokenizer.eos_tokens)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"the grammar cannot be followed here: .*Too many"):
+            cursor.mask(ids_of("c"))
+
+
+@pytest.mark.parametrize(
+    ("schema", "why"),
+    [
+        ({"type": "foo"}, "foo"),
+        ({"$ref": "#/definitions/x"}, "definitions/x"),
+        ({"$ref": "https://x.y/z"}, "https://x.y/z"),
+        ({"type": "string", "minLength": 3, "maxLength": 1}, "minLength"),
+        ({"anyOf": [{"enum": []}]}, "nsatisfiable"),
+        ({"type": "array", "uniqueItems": True}, "kept to the letter: uniqueItems"),
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "kept to the letter: oneOf"),
+        ({"properties": {"a": {"type": "string", "pattern": "^(?=a)b$"}}}, "look-ahead"),
+    ],
+)
+def test_bad_schemas_are_refused_in_one_line(weights: Weights, schema: Any, why: str) -> None:
+    with pytest.raises(ConfigError, match="JSON schema: ") as caught:
+        compile_grammar(json_grammar(schema), weights.grammar_tokenizer)
+    assert why in str(caught.value)
+    assert "\n" not in str(caught.value)

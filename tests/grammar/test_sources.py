@@ -1,0 +1,174 @@
+"""Every form that a caller may give a grammar in, and what is said of those that are none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import llama_cpp
+import pytest
+from conftest import Pair
+
+from specgguf.errors import BackendError, ConfigError
+from specgguf.grammar.cursor import compile_grammar
+from specgguf.grammar.sources import Grammar, json_grammar, read_grammar, response_grammar, tools_grammar
+from specgguf.native.weights import Weights
+
+Json = dict[str, Any]
+DIGITS: Json = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+
+
+@pytest.fixture(scope="module")
+def weights(tiny_chat: Pair) -> Iterator[Weights]:
+    loaded = Weights(str(tiny_chat.target))
+    yield loaded
+    loaded.close()
+
+
+def fits(weights: Weights, grammar: Any, text: str) -> bool:
+    """Whether `text` may be written, and be all."""
+    ids = [5 + byte for byte in text.encode()]  # one byte token per byte (see tiny.chat)
+    cursor = compile_grammar(grammar, weights.grammar_tokenizer)
+    try:
+        mask = cursor.mask(ids)
+    except BackendError:
+        return False
+    end = next(iter(weights.eog))
+    return bool(mask[end >> 3] >> (end & 7) & 1)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "right", "wrong"),
+    [
+        ('root ::= "a" [0-9]+', "a15", "a"),
+        (llama_cpp.LlamaGrammar.from_string('root ::= "b"', verbose=False), "b", "a"),
+        ({"type": "gbnf", "gbnf": 'root ::= "a"'}, "a", "b"),
+        ({"type": "gbnf", "value": 'root ::= "a"'}, "a", "b"),
+        ({"type": "lark", "lark": 'start: "a" | "b"'}, "b", "c"),
+        ({"type": "regex", "regex": "[a-c]+/x"}, "abc/x", "abd/x"),
+        ({"type": "json_schema", "json_schema": DIGITS}, '{"a": 5}', '{"a": "5"}'),
+        ({"type": "json_schema", "json_schema": json.dumps(DIGITS)}, '{"a": 5}', '{"a": "5"}'),
+        ({"type": "choice", "choice": ["a", "ab", 'é"\\']}, "ab", "b"),
+        ({"type": "choice", "choice": ["a", "ab", 'é"\\']}, "a", "abb"),
+        ({"type": "choice", "choice": ["a", "ab", 'é"\\']}, 'é"\\', "é"),
+        ({"json": DIGITS, "regex": None}, '{"a": 5}', "{}"),
+        ({"regex": "a|ab"}, "ab", "b"),
+        ({"choice": ["yes", "no"]}, "no", "maybe"),
+        ({"grammar": 'root ::= "a"'}, "a", "b"),
+        ({"grammar": '# its start\nstart : "a"'}, "a", "b"),
+        ({"json_object": True}, '{"b": [1, {}]}', "[1]"),
+    ],
+    ids=lambda value: None if isinstance(value, str) else type(value).__name__,
+)
+def test_forms(weights: Weights, grammar: Any, right: str, wrong: str) -> None:
+    assert fits(weights, grammar, right)
+    assert not fits(weights, grammar, wrong)
+    read = read_grammar(grammar)
+    assert read_grammar(read) is read
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        (3, "must be a GBNF text"),
+        ("", "must be a GBNF text"),
+        ("  \n", "must be a GBNF text"),
+        ({"type": "yaml"}, "'yaml'"),
+        ({"type": ["regex"]}, "not known"),
+        ({"type": "regex"}, "without its text"),
+        ({"type": "regex", "regex": "a", "flags": "i"}, "without flags"),
+        ({"type": "regex", "regex": 5}, "regex must be a text"),
+        ({"type": "lark", "lark": " "}, "lark must be a text"),
+        ({"type": "choice", "choice": "ab"}, "choice must be a list"),
+        ({"type": "choice", "choice": []}, "choice must be a list"),
+        ({"type": "choice", "choice": ["a", ""]}, "none of them empty"),
+        ({"type": "json_schema", "json_schema": {}, "strict": "no"}, "strict must be true or false"),
+        ({}, "names one of"),
+        ({"json": {}, "regex": "a"}, "names one of"),
+        ({"jsn": {}}, "'jsn' is not supported"),
+        ({"json_object": False}, "json_object must be true"),
+        ({"json": "nope"}, "JSON schema: "),
+        ({"json": "[]"}, "no JSON object"),
+        ({"json": False}, "nothing could be written"),
+        ({"json": {1: object()}}, "JSON schema: "),
+    ],
+    ids=str,
+)
+def test_what_is_none_is_refused_in_one_line(wrong: Any, why: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_grammar(wrong)
+    assert why in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [{"regex": "a(?=b)"}, {"regex": "("}, {"type": "lark", "lark": "start: x"}, {"type": "lark", "lark": "begin: x"}],
+    ids=str,
+)
+def test_what_cannot_be_compiled_is_refused_in_one_line(weights: Weights, grammar: Json) -> None:
+    with pytest.raises(ConfigError, match=r"^(regex|Lark grammar): ") as caught:
+        compile_grammar(grammar, weights.grammar_tokenizer)
+    assert "\n" not in str(caught.value)
+
+
+def test_response_formats() -> None:
+    assert response_grammar(None) is None
+    assert response_grammar({"type": "text"}) is None
+    assert response_grammar({"type": "json_object"}) == json_grammar()
+    assert response_grammar({"type": "json_object", "schema": DIGITS}) == json_grammar(DIGITS)
+    for strict in (None, True, False):
+        wanted = json_grammar(DIGITS, strict=strict is not False)
+        named = {"name": "n", "strict": strict, "schema": DIGITS}
+        assert response_grammar({"type": "json_schema", "json_schema": named}) == wanted
+        assert response_grammar({"type": "json_schema", **named}) == wanted
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "json",
+        {"type": "xml"},
+        {},
+        {"type": "json_schema"},
+        {"type": "json_schema", "json_schema": {"schema": 3}},
+        {"type": "json_schema", "json_schema": {"schema": {}, "strict": "yes"}},
+    ],
+    ids=str,
+)
+def test_wrong_response_formats_are_refused(wrong: Any) -> None:
+    with pytest.raises(ConfigError):
+        response_grammar(wrong)
+
+
+def test_tools(weights: Weights) -> None:
+    """Each call by its own schema, its references by its own definitions."""
+    numbers = {"properties": {"x": {"$ref": "#/$defs/X"}}, "required": ["x"], "$defs": {"X": {"type": "integer"}}}
+    texts = {"properties": {"x": {"$ref": "#/$defs/X"}}, "required": ["x"], "$defs": {"X": {"type": "string"}}}
+    grammar = tools_grammar([("f", numbers, True), ("fé", texts, True), ("g", {"type": "object"}, True)])
+    for right in ('{"name": "f", "arguments": {"x": 5}}', '{"name": "fé", "arguments": {"x": "5"}}'):
+        assert fits(weights, grammar, right)
+    for wrong in ('{"name": "f", "arguments": {"x": "5"}}', '{"name": "h", "arguments": {}}', "text"):
+        assert not fits(weights, grammar, wrong)
+
+
+def test_a_tool_that_cannot_be_kept_to_is_refused_or_named(weights: Weights) -> None:
+    unique = {"properties": {"x": {"type": "array", "uniqueItems": True}}}
+    with pytest.raises(ConfigError, match=r"^tools: it cannot be kept to the letter: uniqueItems$") as caught:
+        compile_grammar(tools_grammar([("f", unique, True)]), weights.grammar_tokenizer)
+    assert '"strict": false' in caught.value.hint
+    with pytest.warns(UserWarning, match="not enforced.*uniqueItems"):
+        compile_grammar(tools_grammar([("f", unique, False)]), weights.grammar_tokenizer)
+
+
+def test_a_schema_sets_no_options_of_its_own(weights: Weights) -> None:
+    """llguidance reads some from the schema itself."""
+    schema = {"type": "array", "uniqueItems": True, "x-guidance": {"lenient": True}}
+    with pytest.raises(ConfigError, match="uniqueItems"):
+        compile_grammar(json_grammar(schema), weights.grammar_tokenizer)
+
+
+def test_messages_name_what_was_given() -> None:
+    assert str(Grammar("JSON schema", "").refusal('Unimplemented keys: ["a", "b"]')).endswith("to the letter: a, b")
+    assert str(Grammar("regex", "").refusal("one\ntwo\n\nthree")) == "regex: one two"
