@@ -34,7 +34,7 @@ def parts(stats: Stats, n_ctx: int, *, ended: str = "", rests: bool = True) -> l
 
     Args:
         ended: how it ended, where that is not obvious.
-        rests: also say why drafting rests, where it does.
+        rests: also say why drafting is off, where it is.
     """
     said = [
         f"{plural(stats.n_generated, 'token')} in {stats.predicted_s:.1f} s, {_speed(stats)}",
@@ -60,10 +60,10 @@ def joined(said: list[str], width: int | None = None) -> str:
 
 def drafting(stats: Stats) -> str:
     """What the draft did, or why it did nothing."""
-    rests = f"rests: {stats.off_reason}" if stats.off_reason else ""
+    off = f"drafting is off: {stats.off_reason}" if stats.off_reason else ""
     if not stats.draft_n:
-        return f"draft {rests}" if rests else ""
-    return _drafted(stats) + (f"; now {rests}" if rests else "")
+        return off
+    return _drafted(stats) + (f"; {off}" if off else "")
 
 
 def _drafted(stats: Stats) -> str:
@@ -84,7 +84,7 @@ def ended_by(finish_reason: str | None, interrupted: bool, n_used: int, n_ctx: i
 
 
 def page(last: Stats, total: Stats, n_ctx: int, style: Style, width: int | None = None) -> list[str]:
-    """The lines behind `/stats`: the last answer in detail, then everything so far. Why drafting rests is said once.
+    """The lines behind `/stats`: the last answer in detail, then everything so far. Why drafting is off is said once.
 
     Args:
         width: columns that no line may fill; None does not break lines.
@@ -150,8 +150,8 @@ def _rests(stats: Stats, chat: int) -> list[str]:
     n = sum(1 for k in stats.draft_lengths if not k)
     if not n and not stats.off_reason:
         return []
-    why = f"; now rests: {stats.off_reason}" if stats.off_reason else ""
-    return _row("rested", f"{n} of {plural(len(stats.draft_lengths), 'round')}{why}", chat)
+    why = f"; drafting is off: {stats.off_reason}" if stats.off_reason else ""
+    return _row("plain", f"{n} of {plural(len(stats.draft_lengths), 'round')}{why}", chat)
 
 
 def _time(stats: Stats, chat: int) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from .constants import CONFIDENCES, DECAY, MATCHES, PRIOR, PRIOR_WEIGHT
+from .constants import CONFIDENCES, DECAY, MATCHES, NEW_TEXT, PRIOR, PRIOR_WEIGHT
 
 
 class Count:
@@ -107,6 +107,12 @@ class Acceptance:
             self.by_match[match].add(float(candidate == token), float(candidate != token))
             if candidate != token:
                 return
+
+    def new_text(self) -> None:
+        """Another text: the rate goes back towards its prior by `NEW_TEXT`."""
+        prior = Count(PRIOR)
+        self.rate.accepted += NEW_TEXT * (prior.accepted - self.rate.accepted)
+        self.rate.rejected += NEW_TEXT * (prior.rejected - self.rate.rejected)
 
     def _bin(self, confidence: float) -> Count:
         return self.by_confidence[sum(confidence >= edge for edge in CONFIDENCES) - 1]

@@ -20,6 +20,8 @@ PRIOR, PRIOR_WEIGHT = 0.8, 4.0  # optimistic: a few rounds cost little, never be
 CONFIDENCES = {0.0: 0.31, 0.3: 0.47, 0.5: 0.63, 0.7: 0.77, 0.85: 0.87, 0.95: 0.93, 0.99: 0.95}  # lower edge: prior
 MATCHES = {2: 0.4, 3: 0.5, 4: 0.65}  # length of the n-gram found: prior of what follows it
 
+NEW_TEXT = 0.5  # of the way back to the prior at a new turn
+
 # --- draft lengths
 HORIZON = 128  # tokens that are expected to follow, at least: the draft's prefill is spread over them
 PROBE_BUDGET = 0.0075  # of the time of plain decoding goes into probes while drafting is off

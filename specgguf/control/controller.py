@@ -116,7 +116,8 @@ class Adaptive:
         self._n_context = self._n_read = 0  # committed tokens: now, and when the draft last read them all
 
     def new_turn(self) -> None:
-        """A new generation: keep what was learned."""
+        """A new generation: keep what was learned, but for a share of what was learned of the text."""
+        self.acceptance.new_text()
         self._first = True
         self._n_plain = 0
 
@@ -145,9 +146,7 @@ class Adaptive:
             self._trace(self._plan_record(flight, n_draft_max))
         if not flight.n_max and not flight.probe:
             return Plan(0, notes=flight)
-        return Plan(
-            flight.n_max, flight.keep_drafting, flight.source, flight.probe, self.costs.padding, notes=flight
-        )
+        return Plan(flight.n_max, flight.keep_drafting, flight.source, flight.probe, self.costs.padding, notes=flight)
 
     def _choose(self, flight: InFlight, n_draft_max: int) -> None:
         k_max = min(self.draft_max, n_draft_max)
@@ -204,6 +203,8 @@ class Adaptive:
             self.off_reason = f"even a draft that is always right would run at {max(perfect) / plain:.2f}x plain speed"
             return float("inf")
         probe_s = 2 * PROBE_MAX * self.costs.draft_prefill_s
+        if not self.acceptance.n_seen:  # what keeps it from drafting is a prior
+            return 2 * PROBE_MAX
         return max(2 * PROBE_MAX, probe_s / (PROBE_BUDGET * self.costs.verify_s(1)))
 
     # --- after a round ------------------------------------------------------------------------------------
@@ -233,7 +234,7 @@ class Adaptive:
             self._trace(_round_record(round, self.off_reason))
 
     def _observe_costs(self, round: Round, n_steps: int) -> None:
-        # What a checkpoint makes the target read again is part of what drafting costs, and says nothing of a plain pass.
+        # What a checkpoint makes the target read again is part of what drafting costs, and not of a plain pass.
         if round.draft_n or round.n_pending == 1:
             self.costs.observe_verify(round.draft_n + 1 + round.n_padding, round.verify_s + round.prefill_s)
         if n_steps:

@@ -74,14 +74,14 @@ class Costs:
         return self._draft_prefill.seconds * self._factor if self._draft_prefill is not None else 0.0
 
     def verify_s(self, batch_size: int) -> float:
-        """Seconds of a pass of the target over `batch_size` tokens, padded or not: never above a larger one, which
-        could be run instead. Where it cannot, the bound still keeps a slow sample at load from staying."""
+        """Seconds of a pass of the target over `batch_size` tokens; where a larger batch is cheaper and the target can
+        drop its padding, those of the larger one."""
         if not self._verify:
             return 0.0
         if not self._curve:
             bound = math.inf
             for n in range(self.batch_max, 0, -1):
-                bound = min(bound, self._measured(n))
+                bound = min(bound, self._measured(n)) if self.pads else self._measured(n)
                 self._curve.append(bound)
             self._curve.reverse()
         return self._factor * self._curve[min(batch_size, self.batch_max) - 1]

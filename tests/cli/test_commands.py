@@ -130,7 +130,7 @@ def test_draft(converse: Run) -> None:
     assert "drafting 4 tokens a round, always" in ran.err
     assert "drafting is off: every token is the target's own" in ran.err
     assert "unexpected" not in ran.err
-    assert "draft rests: drafting is off" in ran.err
+    assert "drafting is off: switched off" in ran.err
     assert "draft must be auto, off, or a number" in ran.err
     assert fake.draft == "auto"
 

@@ -35,7 +35,7 @@ def test_stdout_carries_the_answer_and_stderr_one_line(run: Run) -> None:
 
 def test_resting_says_why(run: Run) -> None:
     ran = run("chat", "--draft", "off", "Hi")
-    assert "draft rests: drafting is off" in ran.err
+    assert "drafting is off: switched off" in ran.err
 
 
 def test_answer_into_a_pipe_is_exact(run: Run) -> None:

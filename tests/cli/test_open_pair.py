@@ -37,7 +37,7 @@ def test_a_target_alone_says_that_nothing_drafts(tiny_chat: Pair) -> None:
     ran = chat("-m", tiny_chat.target, "Hi")
     assert ran.code == 0
     assert "no matching draft model is here" in ran.err
-    assert "draft rests: no draft model" in ran.err
+    assert "drafting is off: no draft model" in ran.err
     for flags in (["-d", "none"], ["--draft", "off"]):
         assert "matching" not in chat("-m", tiny_chat.target, *flags, "Hi").err
 

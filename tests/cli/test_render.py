@@ -142,7 +142,7 @@ def test_stats_line() -> None:
         assert " | ".join(rows) == stats_view.joined(said)
         assert all(len(row) < width or " | " not in row for row in rows)
     stats.off_reason = "the draft model is too slow"
-    assert "; now rests: the draft model is too slow" in stats_view.joined(stats_view.parts(stats, 1000))
+    assert "; drafting is off: the draft model is too slow" in stats_view.joined(stats_view.parts(stats, 1000))
 
 
 def test_stats_page_shows_positions_trace_and_rests() -> None:
@@ -153,9 +153,11 @@ def test_stats_page_shows_positions_trace_and_rests() -> None:
     text = "\n".join(stats_view.page(stats, stats, 1000, PLAIN))
     assert re.search(r"position +1 +2 +3 +4\n +accepted +67 % +100 % +50 % +100 %\n", text)
     assert "██·▃" in text
-    assert "rested   1 of 4 rounds; now rests: it does not pay" in text
+    assert "plain    1 of 4 rounds; drafting is off: it does not pay" in text
     stats.draft_lengths.remove(0)
-    assert "rested   0 of 3 rounds; now rests: it does not pay" in "\n".join(stats_view.page(stats, stats, 1000, PLAIN))
+    assert "plain    0 of 3 rounds; drafting is off: it does not pay" in "\n".join(
+        stats_view.page(stats, stats, 1000, PLAIN)
+    )
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 140, None])
@@ -165,7 +167,7 @@ def test_stats_page_breaks_between_words_and_says_once_why_it_rests(width: int |
     for i in range(200):
         n = i % 17 if drafts else 0
         stats.add(Round((1,), draft_n=n, draft_n_accepted=n, verify_s=0.1))
-    stats.off_reason = "drafting would run at 0.86 of plain speed, with 62% of first tokens right"
+    stats.off_reason = "expected 0.86x plain speed at 62 % acceptance"
     page = stats_view.page(stats, stats, 1000, PLAIN, width)
     text = "\n".join(page)
     assert all(len(line) < (width or 250) for line in page), text

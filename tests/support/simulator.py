@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from specgguf.control.calibration import calibrated_widths, widest
+from specgguf.control.calibration import calibrated_sizes, largest_batch
 from specgguf.control.controller import Adaptive, Fixed
 from specgguf.control.costs import Costs
 from specgguf.decode.drafters import PENDING_MAX
@@ -36,9 +36,9 @@ class Machine:
 
     def passes(self, width: int) -> float:
         """Seconds of a target pass, beyond the table too: on the line through its ends."""
-        widest = len(self.verify_s)
-        slope = (self.verify_s[-1] - self.verify_s[0]) / (widest - 1)
-        return self.verify_s[min(width, widest) - 1] + slope * max(width - widest, 0)
+        n_listed = len(self.verify_s)
+        slope = (self.verify_s[-1] - self.verify_s[0]) / (n_listed - 1)
+        return self.verify_s[min(width, n_listed) - 1] + slope * max(width - n_listed, 0)
 
 
 @dataclass
@@ -248,8 +248,10 @@ def calibrated(machine: Machine, draft_max: int, seed: int = 7) -> Costs:
         return seconds * min(_noise(machine, source), _noise(machine, source))
 
     pads = not machine.checkpoint
-    verify_s = {n: two(machine.passes(n)) for n in calibrated_widths(draft_max, pads=pads)}
-    return Costs(widest(draft_max, pads=pads), verify_s, two(machine.draft_s), two(machine.draft_prefill_s), pads=pads)
+    verify_s = {n: two(machine.passes(n)) for n in calibrated_sizes(draft_max, pads=pads)}
+    return Costs(
+        largest_batch(draft_max, pads=pads), verify_s, two(machine.draft_s), two(machine.draft_prefill_s), pads=pads
+    )
 
 
 # Seconds measured on 2-core CPUs for a 1.5B target and a 0.5B draft; width 3 interpolated. TILES is Q8_0 where the
