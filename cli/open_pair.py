@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from specgguf.cli import exits
+from specgguf.cli import exits, keyboard
 from specgguf.cli.pairing import Pair, pick
 from specgguf.cli.settings import Settings
 from specgguf.cli.terminal import console
@@ -137,7 +137,8 @@ def keywords(settings: Settings, pair: Pair) -> dict[str, Any]:
     chosen = {name: settings[name] for name in names if settings[name] is not None}
     if chosen["n_ctx"] == 0:
         chosen["n_ctx"] = largest_n_ctx(settings, pair)
-    return {**pair.keywords, **chosen}
+    follow = {f"{side}n_threads_batch": chosen.get(f"{side}n_threads") for side in ("", "draft_")}  # prompts, too
+    return {**{name: n for name, n in follow.items() if n is not None}, **pair.keywords, **chosen}
 
 
 def largest_n_ctx(settings: Settings, pair: Pair) -> int:
@@ -195,15 +196,17 @@ def _wait_for(load: Any, what: str, status: StatusOutput, *, can_stop: bool) -> 
             while thread.is_alive():
                 status.wait(f"{what} …", f" {time.monotonic() - start:.1f} s")
                 thread.join(TICK_S)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit) as end:
         status.clear()
         stopped.set()
         if "engine" in result:  # it came at that very moment
             result["engine"].close()
-        if can_stop:
+        if can_stop and isinstance(end, KeyboardInterrupt):
             raise Cancelled(f"{what}: stopped") from None
+        keyboard.give_back()
         sys.stdout.flush()
-        os._exit(exits.INTERRUPTED)  # nothing is there to be saved
+        code = end.code if isinstance(end, SystemExit) else exits.INTERRUPTED
+        os._exit(code if isinstance(code, int) else exits.FAILED)  # nothing is there to be saved
     status.clear()
     if "error" in result:
         raise result["error"]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specgguf.cli import keyboard
 from specgguf.cli.settings import Settings
 from specgguf.cli.terminal.progress import Progress, human_bytes
 from specgguf.cli.terminal.status import StatusOutput
@@ -154,8 +155,10 @@ def _consent(wanted: list[ModelFile | str], preset: str, settings: Settings, sta
     again = f"specgguf chat -p {preset} --yes"
     if not sys.stdin.isatty():
         raise SpecggufError(f"{size} would have to be downloaded, and nobody is here to ask", hint=again)
-    status.raw("Download? [Y/n] ")
-    if sys.stdin.readline().strip().lower() not in ("", "y", "yes"):
+    with keyboard.given_back():
+        status.raw("Download? [Y/n] ")
+        answer = sys.stdin.readline()
+    if answer.strip().lower() not in ("", "y", "yes"):
         raise SpecggufError("nothing was downloaded", hint="-m FILE uses a model that you have")
 
 

@@ -2,8 +2,8 @@
 
     python examples/acceptance.py TARGET.gguf DRAFT.gguf FILE...
 
-Per file: how many drafted tokens were accepted at each place in the draft, and tokens per pass of the target (the most
-that drafting could speed things up, if it were free). `specgguf bench` weighs that against the costs.
+Per file: how many drafted tokens were accepted at each place in the draft, and tokens per forward pass of the target
+(the most that drafting could speed things up, if it were free). `specgguf bench` weighs that against the costs.
 """
 
 import sys
@@ -27,4 +27,4 @@ with SpeculativeLlama(target, draft, draft=N_DRAFT) as llm:
             stats = llm.last_stats
             accepted = zip(stats.accepted_by_position, stats.reached_by_position, strict=True)
             by_place = " ".join(f"{a / reached:4.0%}" if reached else "   -" for a, reached in accepted)
-            print(f"{name}  T={temperature:g}  {by_place}  {stats.tokens_per_pass:.2f} tokens per pass")
+            print(f"{name}  T={temperature:g}  {by_place}  {stats.tokens_per_pass:.2f} tokens per forward pass")

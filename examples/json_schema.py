@@ -1,4 +1,4 @@
-"""An answer that fits a JSON schema. The grammar holds for drafted tokens too; the law is that of the target alone.
+"""An answer that fits a JSON schema. The grammar holds for drafted tokens as well as for the target's own.
 
 python examples/json_schema.py [TARGET.gguf [DRAFT.gguf]]
 """

@@ -84,7 +84,9 @@ no_compiler() {
 
 # How $compiler compiles llama.cpp: without what specgguf does not use, unless CMAKE_ARGS is set to something else, and
 # without AMX where gcc drops the stores before _tile_loadconfig, so that the first tile instruction is a SIGILL.
+# Sets $remark where there is something to say about it.
 set_build_flags() {
+    remark=
     if [ -z "${CMAKE_ARGS+set}" ]; then
         export CMAKE_ARGS=-DLLAVA_BUILD=OFF
         case ${backend:-cpu} in cu*) CMAKE_ARGS="$CMAKE_ARGS -DGGML_CUDA=on" ;; esac
@@ -93,7 +95,7 @@ set_build_flags() {
     [ "${version%%.*}" -lt 13 ] && grep -qw amx_tile "${CPUINFO:-/proc/cpuinfo}" 2>/dev/null || return 0
     no_amx="-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
     export CFLAGS="${CFLAGS:+$CFLAGS }$no_amx" CXXFLAGS="${CXXFLAGS:+$CXXFLAGS }$no_amx"
-    say "gcc $version miscompiles llama.cpp's AMX code: built without it (gcc 13 or later: CXX=g++-13 CC=gcc-13)"
+    remark="gcc $version miscompiles llama.cpp's AMX code: built without it (gcc 13 or later: CXX=g++-13 CC=gcc-13)"
 }
 
 # Measured: 18 minutes of one core.
@@ -108,6 +110,7 @@ compile() {
     keep= # pip would hand out what it kept, whatever CMAKE_ARGS says
     [ -z "${CMAKE_ARGS+set}" ] || keep=--no-cache-dir
     set_build_flags
+    [ -z "$remark" ] || say "$remark"
     say "compiling llama.cpp, once: about $(minutes_to_compile) minutes on this machine ($log)"
     set -m # a process group of its own: the compilers end with it
     "$python" -m pip --disable-pip-version-check -v install --no-deps $keep "$spec" >>"$log" 2>&1 </dev/null &

@@ -24,11 +24,11 @@ from .decode.step import check_prompt
 from .errors import ConfigError, Unsupported
 from .grammar.cursor import compile_grammar
 from .loading import open_pair
-from .native import vocab
 from .text import completion
 from .text import tokenize as prompts
 from .text.arguments import completion_params, draft_config, token_ids, tool_request
 from .text.completion import Final, ResponseMetadata
+from .text.control_texts import Rendered
 from .text.detokenize import Piece, TextCutter
 from .text.logprobs import LogprobWriter
 from .text.template import ChatTemplate
@@ -182,15 +182,15 @@ class SpeculativeLlama:
 
     def token_bos(self) -> int:
         """The beginning-of-text id; -1 where there is none."""
-        return int(self._pair.weights.llama.token_bos())
+        return self._pair.weights.bos
 
     def token_eos(self) -> int:
         """The end-of-text id."""
-        return int(self._pair.weights.llama.token_eos())
+        return self._pair.weights.eos
 
     def token_nl(self) -> int:
         """The id of a newline."""
-        return int(self._pair.weights.llama.token_nl())
+        return self._pair.weights.nl
 
     # --- text and tokens ----------------------------------------------------------------------------------
 
@@ -207,7 +207,7 @@ class SpeculativeLlama:
         return self._pair.weights.vocab
 
     def _piece(self, token: int) -> bytes:
-        return vocab.piece(self._vocab, token)
+        return self._pair.weights.piece(token)
 
     def render(
         self,
@@ -223,10 +223,9 @@ class SpeculativeLlama:
         """
         return self._rendered(self._template.render(messages, tools=tools, enable_thinking=enable_thinking))
 
-    def _rendered(self, prompt: str) -> list[int]:
-        data = prompt.encode()
-        vocab.check_length(self._vocab, len(data), self.n_ctx())
-        return self.tokenize(data, add_bos=not self._template.has_bos(prompt), special=True)
+    def _rendered(self, prompt: Rendered) -> list[int]:
+        add_bos = not self._template.has_bos(prompt)
+        return prompts.rendered_ids(self._pair.weights, prompt, add_bos=add_bos, n_ctx=self.n_ctx())
 
     @property
     def _template(self) -> ChatTemplate:
@@ -268,7 +267,8 @@ class SpeculativeLlama:
         max_tokens = room if params.max_tokens is None or params.max_tokens <= 0 else min(params.max_tokens, room)
         grammar = None
         if params.grammar is not None:
-            grammar = compile_grammar(params.grammar, self._pair.weights.grammar_tokenizer)
+            with self._pair.weights.in_use() as weights:
+                grammar = compile_grammar(params.grammar, weights.grammar_tokenizer)
         cutter = TextCutter(self._piece, eog=self._engine.target.eog, stop=params.stop, max_tokens=max_tokens)
         rounds = self._engine.generate(
             prompt, params, config=config, cutter=cutter, grammar=grammar, max_tokens=max_tokens, timeout=timeout
@@ -356,11 +356,11 @@ class SpeculativeLlama:
         items = self._items(tokens, params, config, timeout)
         head = ResponseMetadata(f"cmpl-{uuid.uuid4()}", int(time.time()), model or self.model_path)
         writer = LogprobWriter(self._piece, len(text)) if logprobs is not None else None
-        echoed, ending = (text if echo else ""), suffix or ""
+        echoed = text if echo else ""
         if stream:
-            return completion.completion_chunks(head, items, echo=echoed, ending=ending, logprobs=writer)
+            return completion.completion_chunks(head, items, echo=echoed, logprobs=writer)
         with self._engine.lock(timeout):
-            return completion.completion(head, items, echo=echoed, ending=ending, logprobs=writer)
+            return completion.completion(head, items, echo=echoed, logprobs=writer)
 
     @overload
     def __call__(self, prompt: Prompt, *, stream: Streamed, **o: Unpack[CompletionOptions]) -> Chunks: ...
@@ -440,7 +440,7 @@ class SpeculativeLlama:
         items = self._items(tokens, params, config, timeout)
         head = ResponseMetadata(f"cmpl-{uuid.uuid4()}", int(time.time()), model or self.model_path)
         writer = LogprobWriter(self._piece) if logprobs else None
-        how: Json = {"logprobs": writer, "parse_tools": bool(request.tools), "forced_tool": request.forced}
+        how: Json = {"logprobs": writer, "tool_names": request.names, "forced_tool": request.forced}
         how["is_call"] = request.is_required
         if stream:
             return completion.chat_chunks(head, items, **how)

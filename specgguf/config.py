@@ -65,7 +65,7 @@ def require_whole(name: str, value: object, low: int, high: int | float = math.i
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How the target's logits become a law, and when a generation ends.
+    """How the target's logits become a distribution, and when a generation ends.
 
     Names and defaults are those of llama-cpp-python's `create_completion`; where vLLM's `SamplingParams`
     has the same thing, the name is the same there.
@@ -83,7 +83,7 @@ class SamplingParams:
         seed: None draws one from the system; every other value, 0 too, is a seed.
         ignore_eos: forbid end-of-generation tokens.
         logprobs: None, or how many alternatives to report beside each token's log-probability.
-        grammar: restricts the target's law: a GBNF text, or another form that `grammar.sources.read_grammar` takes.
+        grammar: restricts the target's distribution: a GBNF text, or what `grammar.sources.read_grammar` takes.
     """
 
     temperature: float = 0.8

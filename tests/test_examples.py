@@ -70,7 +70,7 @@ def test_acceptance(tiny_chat: Pair, tmp_path: Path) -> None:
     lines = run("acceptance", tiny_chat, *map(str, texts)).stdout.splitlines()
     assert len(lines) == 4
     for line in lines:
-        assert re.search(r"\.txt  T=[01]  ( *\d+%| +-){4}.* [1-5]\.\d\d tokens per pass$", line), line
+        assert re.search(r"\.txt  T=[01]  ( *\d+%| +-){4}.* [1-5]\.\d\d tokens per forward pass$", line), line
 
 
 def test_acceptance_explains_itself() -> None:

@@ -89,7 +89,7 @@ def test_the_first_page_is_one() -> None:
     assert len(text.splitlines()) <= LINES_MAX
     assert text.count("![") == 1
     for page in PAGES[1:]:
-        assert f"docs/{page.name}" in text or page.stem in ("controller", "structured-output"), page.name
+        assert f"docs/{page.name}" in text or page.stem == "controller", page.name
 
 
 @pytest.mark.parametrize("number", range(len(blocks(README, "python"))))

@@ -15,37 +15,42 @@ from specgguf.cli import exits
 from specgguf.cli.chat import slash
 from specgguf.cli.chat.actions.turns import Leave
 from specgguf.cli.chat.chat_session import ChatSession
-from specgguf.cli.chat.input import prompt
+from specgguf.cli.chat.input import prompt, reader
 from specgguf.cli.chat.saved.sessions import Session
 from specgguf.cli.interrupts import LeaveNow
+from specgguf.cli.keyboard import Keyboard
 from specgguf.cli.settings import data_dir
 from specgguf.cli.terminal import console
 from specgguf.cli.terminal.stats_view import joined
 
 LEAVE_WITHIN_S = 2.0
+LEAVING = ("exit", "quit", "bye")  # alone, they are no question
 
 
-def run(chat: ChatSession, session: Session | None = None) -> int:
+def run(chat: ChatSession, keyboard: Keyboard, session: Session | None = None) -> int:
     """Hold the conversation, which may go on from `session`; returns the exit code."""
-    with _orderly_end():
-        return _converse(chat, session)
-
-
-def _converse(chat: ChatSession, session: Session | None) -> int:
     history = data_dir() / "history" if chat.settings["history"] else None
     banner(chat, first_run=history is None or not history.exists())
     if session is not None:
         chat.tell(session)
-    keyboard = prompt.keyboard(
+    messages = reader.open_reader(
+        keyboard,
         chat.status,
         history=history,
         complete=lambda text: slash.complete(chat, text),
         color=chat.display.style.color,
     )
+    try:
+        return _converse(chat, messages)
+    finally:
+        messages.close()
+
+
+def _converse(chat: ChatSession, messages: prompt.Reader) -> int:
     pressed = -LEAVE_WITHIN_S
     while True:
         try:
-            turn(chat, keyboard.read())
+            turn(chat, messages.read())
         except (EOFError, Leave):
             return goodbye(chat, exits.OK)
         except LeaveNow:
@@ -58,14 +63,15 @@ def _converse(chat: ChatSession, session: Session | None) -> int:
             chat.status.say("Ctrl-C again leaves; so does Ctrl-D. /help lists commands.")
 
 
-def turn(chat: ChatSession, text: str) -> None:
+def turn(chat: ChatSession, message: prompt.Typed) -> None:
     """Obey a slash command or ask a question; errors are told, and the conversation goes on."""
+    text, literal = message
+    if not literal and text.strip().lower() in LEAVING:
+        raise Leave
     try:
         question: str | None = text
-        if text.startswith("/") and not text.startswith("//"):
+        if not literal and slash.is_command(text):
             question = slash.dispatch(chat, text)
-        elif text.startswith("//"):
-            question = text[1:]
         if question is not None and (question.strip() or chat.attached):
             chat.ask(question)
     except (Leave, BrokenPipeError):
@@ -103,7 +109,7 @@ def goodbye(chat: ChatSession, code: int) -> int:
 
 
 @contextlib.contextmanager
-def _orderly_end() -> Iterator[None]:
+def orderly_end() -> Iterator[None]:
     """SIGTERM and SIGHUP leave by way of every `finally`, so that the terminal gets its echo back."""
 
     def end(number: int, _frame: FrameType | None) -> NoReturn:

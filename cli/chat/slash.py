@@ -7,8 +7,10 @@ asked as if it had been typed. What it says goes to stderr.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specgguf.cli.chat.actions import files, keep, settings, turns
@@ -76,25 +78,39 @@ BY_NAME = {command.name: command for command in COMMANDS}
 
 KEYS = (
     ("Enter", "send"),
-    ("Alt-Enter", 'new line; or begin with """ and end with """'),
+    ("Alt-Enter, Shift-Enter", 'new line; or begin with """ and end with """'),
     ("Ctrl-C", "stop the answer; twice: leave"),
     ("Ctrl-D", "leave"),
     ("Tab, ↑, Ctrl-R", "complete; earlier messages; search them"),
-    ("//text", "send a message that begins with a slash"),
+    ("a space, then /text", "send it as a message; what is pasted is never a command"),
 )
+
+
+_COMMAND = re.compile(r"/([A-Za-z]+|\?)(?=\s|$)")
+
+
+def is_command(text: str) -> bool:
+    """Whether `text` is a command: a slash and a word, not a path, a comment, or a text of many lines."""
+    found = _COMMAND.match(text)
+    if found is None:
+        return False
+    name = found[1].lower()
+    return name in BY_NAME or name in ALIASES or not ("\n" in text.strip() or Path(found[0]).exists())
 
 
 def dispatch(chat: ChatSession, line: str) -> str | None:
     """Do what `line` ("/name words") says; a returned text is to be asked."""
-    name, _, words = line[1:].partition(" ")
+    name, *words = line[1:].split(maxsplit=1)
     name = ALIASES.get(name.lower(), name.lower())
     command = BY_NAME.get(name)
     if command is None:
         near = difflib.get_close_matches(name, [*BY_NAME, *ALIASES], n=1, cutoff=0.5)
         hint = f"did you mean /{near[0]}? " if near else ""
-        chat.status.error(f"there is no command /{name}", f"{hint}/help lists them; //{name} sends it as text")
+        chat.status.error(
+            f"there is no command /{name}", f"{hint}/help lists them; a space before the slash sends it as text"
+        )
         return None
-    return command.run(chat, words.strip())
+    return command.run(chat, "".join(words).strip())
 
 
 def show_help(chat: ChatSession) -> None:
@@ -125,7 +141,7 @@ def _usage(command: Command) -> str:
 
 def complete(chat: ChatSession, text: str) -> Iterable[tuple[str, int, str]]:
     """What may follow `text`: command names, and a command's arguments."""
-    if not text.startswith("/") or text.startswith("//") or "\n" in text:
+    if not text.startswith("/") or "\n" in text:
         return
     name, space, words = text[1:].partition(" ")
     if not space:

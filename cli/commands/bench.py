@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from specgguf.cli import exits, open_pair
+from specgguf.cli.flags import GroupedCommand, SectionOption, option, options
 from specgguf.cli.interrupts import Interrupts
 from specgguf.cli.open_pair import Loaded
-from specgguf.cli.options import BY_NAME, GroupedCommand, SectionOption, option, options
+from specgguf.cli.options import BY_NAME
 from specgguf.cli.settings import Settings, gather
 from specgguf.cli.terminal import bench_view, console
 from specgguf.cli.terminal.progress import BAR, human_seconds

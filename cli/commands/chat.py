@@ -12,10 +12,12 @@ from specgguf.cli.chat import attachments, loop, oneshot, resume
 from specgguf.cli.chat.chat_session import ChatSession
 from specgguf.cli.chat.conversation import Conversation
 from specgguf.cli.chat.display import Display
+from specgguf.cli.chat.input import reader
 from specgguf.cli.chat.saved import sessions
 from specgguf.cli.chat.saved.autosave import Autosave
 from specgguf.cli.chat.saved.sessions import Session
-from specgguf.cli.options import GroupedCommand, SectionOption, options
+from specgguf.cli.flags import GroupedCommand, SectionOption, options
+from specgguf.cli.keyboard import Keyboard
 from specgguf.cli.settings import Settings, gather
 from specgguf.cli.terminal import console
 from specgguf.cli.terminal.status import StatusOutput
@@ -93,7 +95,12 @@ def chat(
     session = _session(continue_, resume_, settings, autosave, status)
     if text is None:
         _tell_crashes(status)
-    with contextlib.closing(autosave):
+    with contextlib.ExitStack() as held:
+        keyboard = Keyboard(bracketed_paste=reader.capable())
+        if text is None:
+            held.enter_context(loop.orderly_end())
+            held.enter_context(keyboard)
+        held.enter_context(contextlib.closing(autosave))
         try:
             loaded = open_pair.open_engine(settings, status, yes=yes)
         except ModelNotFound as error:
@@ -107,7 +114,7 @@ def chat(
                 conversation.resume(session.messages, session.pending, session.branches)
             if system and (session is None or settings.given_here("system")):
                 conversation.set_system(system)
-            return loop.run(chat, session) if text is None else oneshot.run(chat, text)
+            return loop.run(chat, keyboard, session) if text is None else oneshot.run(chat, text)
 
 
 def _session(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from specgguf.cli.options import options
+from specgguf.cli.flags import options
 from specgguf.cli.settings import Settings, gather
 from specgguf.cli.terminal import console, tables
 from specgguf.cli.terminal.status import StatusOutput

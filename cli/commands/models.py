@@ -137,13 +137,13 @@ def verify(names: Sequence[str]) -> int:
     chosen = [_found(n) for n in names] or [m for m in inventory.models() if m.removable]
     status, n_bad = _status(), 0
     for model in chosen:
-        verdict = _verdict(model, status)
-        n_bad += verdict.startswith("damaged")
-        click.echo(f"{console.clean(model.name)}: {verdict}")
+        found = _verified(model, status)
+        n_bad += found.startswith("damaged")
+        click.echo(f"{console.clean(model.name)}: {found}")
     return 1 if n_bad else 0
 
 
-def _verdict(model: Found, status: StatusOutput) -> str:
+def _verified(model: Found, status: StatusOutput) -> str:
     from specgguf.models import cache, hub
 
     try:

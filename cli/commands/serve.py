@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from specgguf.cli import exits, open_pair
+from specgguf.cli.flags import GroupedCommand, SectionOption, options
 from specgguf.cli.open_pair import Loaded
-from specgguf.cli.options import GroupedCommand, SectionOption, options
 from specgguf.cli.settings import Settings, gather
 from specgguf.cli.terminal import console
 from specgguf.cli.terminal.status import StatusOutput

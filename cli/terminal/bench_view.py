@@ -20,7 +20,7 @@ WIDTH = 100  # where there is no terminal
 
 
 def show(samples: Sequence[Sample], *, color: str = "auto") -> None:
-    """The table and the verdicts, on stdout."""
+    """The table and the recommendations, on stdout."""
     from specgguf.bench import recommend, results
 
     reports = recommend.report(samples)

@@ -29,16 +29,16 @@ def percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def parts(stats: Stats, n_ctx: int, *, ended: str = "", rests: bool = True) -> list[str]:
+def parts(stats: Stats, n_ctx: int, *, ended: str = "", reason: bool = True) -> list[str]:
     """What the line after an answer says.
 
     Args:
         ended: how it ended, where that is not obvious.
-        rests: also say why drafting is off, where it is.
+        reason: also say why drafting is off, where it is.
     """
     said = [
         f"{plural(stats.n_generated, 'token')} in {stats.predicted_s:.1f} s, {_speed(stats)}",
-        drafting(stats) if rests else _drafted(stats),
+        drafting(stats) if reason else _drafted(stats),
         f"prompt {stats.n_prefilled:,} new + {stats.n_cached:,} cached",
         f"context {percent((stats.n_prompt + stats.n_generated) / max(n_ctx, 1))}",
         ended,
@@ -60,10 +60,13 @@ def joined(said: list[str], width: int | None = None) -> str:
 
 def drafting(stats: Stats) -> str:
     """What the draft did, or why it did nothing."""
-    off = f"drafting is off: {stats.off_reason}" if stats.off_reason else ""
-    if not stats.draft_n:
-        return off
-    return _drafted(stats) + (f"; {off}" if off else "")
+    return "; ".join(part for part in (_drafted(stats), _off(stats)) if part)
+
+
+def _off(stats: Stats) -> str:
+    if not stats.off_reason or stats.off_reason.startswith("drafting is off"):
+        return stats.off_reason
+    return f"drafting is off: {stats.off_reason}"
 
 
 def _drafted(stats: Stats) -> str:
@@ -71,7 +74,7 @@ def _drafted(stats: Stats) -> str:
         return ""
     done = f"draft {stats.draft_n_accepted:,}/{stats.draft_n:,} accepted"
     share = percent(stats.draft_n_accepted / stats.draft_n)
-    return f"{done} ({share}), {stats.tokens_per_pass:.1f} tokens per pass"
+    return f"{done} ({share}), {stats.tokens_per_pass:.1f} tokens per forward pass"
 
 
 def ended_by(finish_reason: str | None, interrupted: bool, n_used: int, n_ctx: int) -> str:
@@ -92,11 +95,16 @@ def page(last: Stats, total: Stats, n_ctx: int, style: Style, width: int | None 
     if not last.n_rounds:
         return ["nothing was generated yet"]
     chat = max((width or 10_000) - 3, 24)  # after the indent, and before the last column
-    rows = parts(last, n_ctx, rests=False)
-    rows += [*_positions(last, chat), *_trace(last, style, chat), *_rests(last, chat), *_time(last, chat)]
+    rows = _wrapped(parts(last, n_ctx, reason=False), chat)
+    rows += [*_positions(last, chat), *_trace(last, style, chat), *_plain(last, chat), *_time(last, chat)]
     so_far = [f"{plural(total.n_generated, 'token')}, {_speed(total)}", _drafted(total)]
-    sections = {"last answer": rows, "since the start": [row for row in so_far if row]}
+    sections = {"last answer": rows, "since the start": _wrapped(so_far, chat)}
     return [line for head, below in sections.items() for line in (style.bold(head), *(f"  {row}" for row in below))]
+
+
+def _wrapped(said: list[str], chat: int) -> list[str]:
+    """The parts a line each, broken between words where one is too long."""
+    return [row for part in said if part for row in console.rows(part, chat)]
 
 
 def _row(label: str, text: str, chat: int) -> list[str]:
@@ -127,7 +135,7 @@ def _positions(stats: Stats, chat: int) -> list[str]:
 
 
 def bars(trace: list[int], top: int) -> str:
-    """Draft lengths as a line of bars; a dot is a round that rested."""
+    """Draft lengths as a line of bars; a dot is a round without a draft."""
     steps = len(BARS) - 1
     return "".join("·" if not k else BARS[min(steps, round(steps * k / max(top, 1)))] for k in trace)
 
@@ -139,19 +147,19 @@ def _trace(stats: Stats, style: Style, chat: int) -> list[str]:
         return []
     n = len(stats.draft_lengths)
     what = plural(n, "round") if n == len(trace) else f"the last {len(trace)} of {plural(n, 'round')}"
-    what += f", up to {top} tokens, · rested"
+    what += f", up to {top} tokens, · none"
     drawn = f"{'drafted':<{LABEL}}{style.drafted(bars(trace, top))}"
     if LABEL + len(trace) + 2 + len(what) <= chat:
         return [f"{drawn}  {what}"]
     return [drawn, *_row("", what, chat)]
 
 
-def _rests(stats: Stats, chat: int) -> list[str]:
+def _plain(stats: Stats, chat: int) -> list[str]:
     n = sum(1 for k in stats.draft_lengths if not k)
     if not n and not stats.off_reason:
         return []
-    why = f"; drafting is off: {stats.off_reason}" if stats.off_reason else ""
-    return _row("plain", f"{n} of {plural(len(stats.draft_lengths), 'round')}{why}", chat)
+    said = [f"{n} of {plural(len(stats.draft_lengths), 'round')}", *([_off(stats)] if stats.off_reason else [])]
+    return _row("plain", "; ".join(said), chat)
 
 
 def _time(stats: Stats, chat: int) -> list[str]:

@@ -9,7 +9,7 @@ import click
 from specgguf.cli.terminal import console
 from specgguf.cli.terminal.console import clean
 
-LEAST_ROOM = 20  # columns: a last column that is narrower is left to the terminal
+LEAST_COLUMNS = 20  # columns: a last column that is narrower is left to the terminal
 
 
 def lines(
@@ -30,7 +30,7 @@ def lines(
         return []
     widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
     chat = (width or 0) - 1 - sum(w + 2 for w in widths[:-1])
-    folds = chat >= LEAST_ROOM and len(widths) - 1 not in right
+    folds = chat >= LEAST_COLUMNS and len(widths) - 1 not in right
     padded = []
     for row in table:
         *cells, last = (

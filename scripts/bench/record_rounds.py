@@ -60,7 +60,7 @@ def main() -> int:
 
 
 def record(target: Model, draft: Model, prompt: list[int], temperature: float) -> tuple[list[int], list[Any]]:
-    """The answer, and at each of its positions [confidences, survival, overlap of the first laws, the target's
+    """The answer, and at each of its positions [confidences, survival, overlap of the first distributions, the target's
     confidence]."""
     params = SamplingParams(temperature=temperature, max_tokens=N_TOKENS)
     transform = Transform(params, n_vocab=min(target.n_vocab, draft.n_vocab), eog=target.eog)

@@ -25,7 +25,7 @@ class Row:
         gain, gain_low, gain_high: times plain decoding, repeat by repeat; None where plain was not measured.
         acceptance: accepted over drafted tokens; by_position: of those reached. None, empty: nothing was drafted.
         draft_n: tokens drafted; mean_draft_n: per round that drafts any.
-        resting: the share of rounds that drafted nothing.
+        off_share: of the rounds, those that drafted nothing.
         first_s: median seconds to the first token.
         host_share: of the run, spent outside llama.cpp.
     """
@@ -45,7 +45,7 @@ class Row:
     tokens_per_pass: float
     draft_n: int
     mean_draft_n: float
-    resting: float
+    off_share: float
     first_s: float
     host_share: float | None
 
@@ -140,7 +140,7 @@ def row(samples: Sequence[Sample], plain: Sequence[Sample]) -> Row:
         tokens_per_pass=sum(s.n_generated for s in samples) / n_rounds if n_rounds else 0.0,
         draft_n=draft_n,
         mean_draft_n=draft_n / (n_rounds - n_plain) if n_rounds > n_plain else 0.0,
-        resting=n_plain / n_rounds if n_rounds else 0.0,
+        off_share=n_plain / n_rounds if n_rounds else 0.0,
         first_s=statistics.median(s.first_s for s in samples),
         host_share=1.0 - sum(native) / total_s if len(native) == len(samples) and total_s else None,
     )
@@ -162,7 +162,7 @@ def recommendation(rows: Sequence[Row]) -> Recommendation:
     assert best is not None
     if _gain(best) >= PAYS and best.draft_n:
         return _on(best, auto)
-    judged = fixed or best  # auto hides behind its rests what drafting would cost
+    judged = fixed or best  # auto does not show what drafting would cost: it turns it off
     if judged.draft_n and _gain(judged) < 1.0:
         return _off(judged, auto)
     if not judged.draft_n:
@@ -181,8 +181,8 @@ def _on(best: Row, auto: Row | None) -> Recommendation:
 
 def _off(judged: Row, auto: Row | None) -> Recommendation:
     accepted = f"{100 * judged.acceptance:.0f} % accepted, " if judged.acceptance is not None else ""
-    rests = auto is not None and auto is not judged and auto.resting > 0.5
-    note = f" (auto rests: {_gain(auto):.2f}×)" if auto is not None and rests else ""
+    turns_off = auto is not None and auto is not judged and auto.off_share > 0.5
+    note = f" (auto turns it off: {_gain(auto):.2f}×)" if auto is not None and turns_off else ""
     sure = judged.gain_high is not None and judged.gain_high < 1.0
     return Recommendation("off", sure, f"leave it off: {accepted}{_gain(judged):.2f}×{note}")
 

@@ -1,7 +1,7 @@
 """Plain, fixed and adaptive drafting on the same prompts, interleaved: the runs, and what each one took.
 
 A `Trial` is a generation to be measured, a `Sample` what came of it. Settings that are compared run back to back
-within a repeat, so that a machine that slows down slows all of them. What the samples say is `verdict`'s business;
+within a repeat, so that a machine that slows down slows all of them. What the samples say is `recommend`'s business;
 where and of what they were taken is `provenance`'s. It prints nothing and keeps nothing.
 """
 

@@ -43,7 +43,7 @@ def speed_up(costs: PairCosts, acceptance: float, n: int) -> float:
 
 
 def best(costs: PairCosts, acceptance: float) -> tuple[int, float]:
-    """The best draft length and its speed-up; (0, 1.0) where resting is best."""
+    """The best draft length and its speed-up; (0, 1.0) where plain decoding is best."""
     n = max(LENGTHS, key=lambda k: speed_up(costs, acceptance, k))
     gain = speed_up(costs, acceptance, n)
     return (n, gain) if gain > 1.0 else (0, 1.0)
@@ -61,22 +61,22 @@ def break_even(costs: PairCosts) -> float | None:
 
 
 def from_measured(verify_s: Mapping[int, float], draft_s: float) -> PairCosts:
-    """Costs measured at some widths; between them straight lines, beyond them the last slope."""
-    widths = sorted(verify_s)
+    """Costs measured at some batch sizes; between them straight lines, beyond them the last slope."""
+    sizes = sorted(verify_s)
 
     def seconds(n: int) -> float:
-        if n in verify_s or len(widths) == 1:
-            return verify_s.get(n, verify_s[widths[0]])
-        above = next((w for w in widths if w > n), widths[-1])
-        i = max(1, widths.index(above))
-        a, b = widths[i - 1], widths[i]
+        if n in verify_s or len(sizes) == 1:
+            return verify_s.get(n, verify_s[sizes[0]])
+        above = next((w for w in sizes if w > n), sizes[-1])
+        i = max(1, sizes.index(above))
+        a, b = sizes[i - 1], sizes[i]
         return verify_s[a] + (verify_s[b] - verify_s[a]) * (n - a) / (b - a)
 
     return PairCosts(draft_s, seconds)
 
 
 def from_bytes(target: HParams, draft: HParams, device: Device) -> PairCosts:
-    """Costs by how many bytes a pass reads; wide passes by what the device's kernels do today."""
+    """Costs by how many bytes a forward pass reads; batches by what the device's kernels do today."""
     slope = _slope(target, device)
     plain = _pass_s(target, device)
     return PairCosts(_pass_s(draft, device), lambda n: plain * (1.0 + slope * (n - 1)))

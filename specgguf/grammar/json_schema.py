@@ -20,6 +20,8 @@ EVERY = frozenset("string number boolean null array object".split())  # an integ
 COMPARED_MAX = 100  # alternatives of a oneOf, each with each
 DEPTH_MAX = 40  # references followed to find out what an alternative is
 NO_URI = re.compile(r"[^\w.~%#/?:@!$&'()*+,;=-]+", re.ASCII)  # what a reference has to spell as %XX
+REMARKS = frozenset("title description default examples deprecated readOnly writeOnly".split())
+OF_OBJECTS = frozenset("properties required additionalProperties patternProperties minProperties maxProperties".split())
 VALUES = ("const", "enum", "default", "examples")  # values, not schemas
 NAMED_PARTS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")  # by the user's names
 # Those of the JSON Schema specification; by it any other `format` is a remark and constrains nothing.
@@ -75,12 +77,13 @@ class _Walk:
         if key == "format":
             return isinstance(value, str) and value not in FORMATS
         if key == "oneOf" and isinstance(value, list):
-            exclusive = len(value) <= COMPARED_MAX and all(self._apart(a, b) for a, b in combinations(value, 2))
-            if not exclusive and not self._strict:
+            alternatives = self._exclusive(value) if len(value) <= COMPARED_MAX else None
+            if alternatives is None and not self._strict:
                 self.lost.add("oneOf")
-            if exclusive or not self._strict:
-                conditions.append({"anyOf": value})
-            return exclusive or not self._strict
+                alternatives = value
+            if alternatives is not None:
+                conditions.append({"anyOf": alternatives})
+            return alternatives is not None
         if key == "not":
             opposite = self._opposite(value)
             if opposite is not None:
@@ -111,16 +114,39 @@ class _Walk:
                 return {"allOf" if key == "anyOf" else "anyOf": opposites}
         return None
 
-    def _apart(self, a: Schema, b: Schema) -> bool:
-        """Whether no value can be of both alternatives."""
-        a, b = self._target(a), self._target(b)
-        if not (isinstance(a, dict) and isinstance(b, dict)):
-            return a is False or b is False
-        types = self._types(a), self._types(b)
-        if not types[0] & types[1] or _listed_apart(a, b):
+    def _exclusive(self, parts: list[Schema]) -> list[Schema] | None:
+        """Alternatives that mean as anyOf what `parts` mean as oneOf; None where they are not known to exclude each
+        other. A type that several leave quite open is of none: its values are of more than one."""
+        if all(isinstance(part, dict) and part.keys() == {"required"} for part in parts):
+            named = [part["required"] for part in parts]
+            if all(isinstance(names, list) and len(names) == 1 for names in named):
+                names = [name for (name,) in named]
+                others = [[other for j, other in enumerate(names) if j != i] for i in range(len(names))]
+                return [
+                    {"type": "object", "required": [name], **_without(other)}
+                    for name, other in zip(names, others, strict=True)
+                ]
+        targets = [self._target(part) for part in parts]
+        targets = [{} if target is True else target for target in targets if target is not False]
+        if not all(isinstance(target, dict) for target in targets):
+            return None
+        open_types: set[str] = set()
+        for name in EVERY:
+            having = [target for target in targets if name in self._types(target)]
+            if all(self._apart(a, b, name) for a, b in combinations(having, 2)):
+                continue
+            if sum(_is_open(target, name) for target in having) < 2:
+                return None
+            open_types.add(name)
+        if not open_types:
+            return parts
+        return [{"allOf": [part, {"type": sorted(EVERY - open_types)}]} for part in parts]
+
+    def _apart(self, a: Mapping[str, Any], b: Mapping[str, Any], name: str) -> bool:
+        """Whether no value of this type can be of both alternatives."""
+        if _listed_apart(a, b):
             return True
-        are_objects = types[0] == types[1] == frozenset(["object"])
-        return are_objects and (self._property_apart(a, b) or _lacks(a, b) or _lacks(b, a))
+        return name == "object" and (self._property_apart(a, b) or _lacks(a, b) or _lacks(b, a))
 
     def _property_apart(self, a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
         """Whether a property that both require is never the same."""
@@ -137,7 +163,7 @@ class _Walk:
         for _ in range(DEPTH_MAX):
             if not isinstance(part, dict) or not isinstance(ref := part.get("$ref"), str) or not ref.startswith("#"):
                 return part
-            if part.keys() - {"$ref", "title", "description", "default", "examples"}:
+            if part.keys() - {"$ref", *REMARKS}:
                 return part
             part = _at(self._root, ref)
         return part
@@ -169,6 +195,11 @@ def _unquoted(name: str) -> str:
 
 def _without(names: Iterable[str]) -> dict[str, Any]:
     return {"properties": dict.fromkeys(names, False)}
+
+
+def _is_open(part: Mapping[str, Any], name: str) -> bool:
+    """Whether a part, of this type, is known to allow every value: it only says things of objects."""
+    return name != "object" and part.keys() <= OF_OBJECTS | REMARKS
 
 
 def _lacks(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:

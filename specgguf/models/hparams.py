@@ -1,4 +1,4 @@
-"""What of a model takes memory: layers, widths and bytes, from a file's head or a preset's shape.
+"""What of a model takes memory: layers, their sizes and bytes, from a GGUF header or a preset's shape.
 
 The numbers come from the GGUF's own metadata and tensor list, never from a table of names. What a context then
 needs is `footprint`'s arithmetic.
@@ -142,8 +142,8 @@ def of_preset_model(model: ModelFile) -> HParams:
         raise Unsupported(f"{model} is not here and its preset gives no dimensions")
     output = s.token_embd_bytes
     layers = model.bytes - s.token_embd_bytes - (0 if s.tied else output)
-    widths = 2 * s.n_head * s.head_dim + 2 * s.n_head_kv * s.head_dim + 3 * s.n_ff
-    per_layer = s.n_embd * widths
+    per_embd = 2 * s.n_head * s.head_dim + 2 * s.n_head_kv * s.head_dim + 3 * s.n_ff
+    per_layer = s.n_embd * per_embd
     return HParams(
         name=model.name,
         n_embd=s.n_embd,

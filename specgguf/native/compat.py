@@ -30,9 +30,8 @@ SYMBOLS = (
     "llama_model_load_from_file llama_model_free llama_model_default_params llama_context_default_params "
     "llama_vocab_type llama_vocab_n_tokens llama_vocab_bos llama_vocab_eos llama_vocab_get_add_bos "
     "llama_vocab_get_add_eos llama_vocab_get_text llama_vocab_is_eog llama_vocab_fim_pre llama_vocab_fim_suf "
-    "llama_vocab_fim_mid llama_token_to_piece "
-    "llama_tokenize llama_vocab_get_attr "
-    "LLAMA_TOKEN_ATTR_CONTROL LLAMA_TOKEN_ATTR_UNKNOWN LLAMA_TOKEN_ATTR_USER_DEFINED"
+    "llama_vocab_fim_mid llama_token_to_piece llama_vocab_get_attr LLAMA_TOKEN_ATTR_CONTROL "
+    "LLAMA_TOKEN_ATTR_UNKNOWN LLAMA_TOKEN_ATTR_USER_DEFINED"
 ).split()
 
 FIELDS = {
@@ -85,6 +84,7 @@ def check() -> None:
         _require(llama_cpp.Llama, name, f"Llama.{name}")
     _require(llama_chat_format, "Jinja2ChatFormatter", "llama_chat_format.Jinja2ChatFormatter")
     chat_handlers()
+    _require(getattr(llama_cpp.llama_cpp, "_lib", None), "llama_tokenize", "llama_cpp._lib.llama_tokenize")
     ggml()
 
 
@@ -172,7 +172,12 @@ def chat_handlers() -> dict[str, Callable[..., Any]]:
     return dict(handlers)
 
 
-# --- ggml -------------------------------------------------------------------------------------------------
+# --- native libraries ------------------------------------------------------------------------------------
+
+
+def tokenize_address() -> int:
+    """Of the C function llama_tokenize, for libraries that call it themselves."""
+    return int(ctypes.cast(llama_cpp.llama_cpp._lib.llama_tokenize, ctypes.c_void_p).value or 0)
 
 
 def ggml() -> Any:

@@ -5,11 +5,11 @@ What is done with it is `grammar`'s business. The result points into the vocabul
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
 import llama_cpp
 
+from . import compat
 from . import vocab as vocabulary
 
 SPECIAL = b"\xff"  # before the bytes of a token that no text spells
@@ -24,7 +24,7 @@ def make(vocab: Any) -> Any:
     return make_native(
         tokens=[_bytes(vocab, token) for token in range(n)],
         vocab_ptr=vocab,
-        tokenize_fptr=ctypes.cast(llama_cpp.llama_cpp._lib.llama_tokenize, ctypes.c_void_p).value,
+        tokenize_fptr=compat.tokenize_address(),
         eos_token=sorted(vocabulary.eog_tokens(vocab)),
         slices=None,
     )

@@ -77,11 +77,11 @@ class Pool:
         n_once = min(n_common, source.n_shared or n_common) if copies and source.n_reserved else 0
         if n - n_once * chosen.rolls_back_freely > self.n_free:
             return None
-        chosen.n_reserved = n
         if copies:
             self._copy(source, chosen, n_common)
         else:
             chosen.reuse(tokens)
+        chosen.n_reserved = n
         if self.n_free < 0:  # less could be shared than it seemed
             self.release(chosen)
             return None
@@ -89,7 +89,9 @@ class Pool:
 
     def _copy(self, source: Sequence, target: Sequence, n: int) -> None:
         target.clear()
-        if not target.rolls_back_freely:
+        if not target.rolls_back_freely:  # cells of its own
+            self._n_released += 1
+            source.last_used = self._n_released  # the last one to be emptied for them
             self.make_room(n)
         target.copy(source, n)
 

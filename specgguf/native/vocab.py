@@ -58,6 +58,17 @@ def fim_tokens(vocab: Any) -> tuple[int, int, int] | None:
     return None if min(marks) < 0 else (marks[0], marks[1], marks[2])
 
 
+def special_texts(vocab: Any, *, control_only: bool = False) -> list[str]:
+    """The texts that tokenizing with special tokens reads as one token each; `control_only` leaves out those that are
+    read so in any text (llama.cpp's user-defined tokens)."""
+    wanted = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN
+    if not control_only:
+        wanted |= llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED
+    attributes = (int(llama_cpp.llama_vocab_get_attr(vocab, token)) for token in range(vocab_size(vocab)))
+    ids = [token for token, attribute in enumerate(attributes) if attribute & wanted]
+    return [piece(vocab, token, special=True).decode("utf-8", "replace") for token in ids]
+
+
 def piece(vocab: Any, token: int, *, special: bool = False) -> bytes:
     """The bytes that a token stands for, of any length; special tokens give b"" unless asked for."""
     size = 32

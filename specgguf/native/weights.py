@@ -6,8 +6,10 @@ itself. Knows nothing of contexts but that others make them, and nothing of text
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -40,6 +42,7 @@ class Weights:
         backend.start()
 
         self._llama: Any = None
+        self._users = _Users()
         self._pid = os.getpid()
         try:
             self._llama = compat.Untemplated(self.path, n_ctx=32, n_batch=8, n_ubatch=8, verbose=False, **self.keywords)
@@ -54,11 +57,14 @@ class Weights:
             raise BackendError(f"llama.cpp could not load the LoRA {self.keywords['lora_path']}: {why}")
         self.n_vocab = vocab.vocab_size(self.vocab)
         self.eog = vocab.eog_tokens(self.vocab)
+        self.fim = vocab.fim_tokens(self.vocab)
+        self.bos, self.eos, self.nl = (int(getattr(self.llama, f"token_{name}")()) for name in ("bos", "eos", "nl"))
         self.metadata: dict[str, str] = self.llama.all_metadata
 
     @property
     def llama(self) -> Any:
-        """The `llama_cpp.Llama`. After `close` it raises ConfigError, and so does `vocab`."""
+        """The `llama_cpp.Llama`. After `close` it raises ConfigError, and so does `vocab`. Where another thread may
+        close the file it is safe inside `in_use` alone."""
         if self._llama is None:
             raise ConfigError(f"{self.path} was closed", hint="load it again")
         return self._llama
@@ -71,22 +77,88 @@ class Weights:
     @cached_property
     def grammar_tokenizer(self) -> Any:
         """The vocabulary as llguidance reads it, made when first asked for; it dies with the file, too."""
-        return grammar_tokenizer.make(self.vocab)
+        with self.in_use():
+            return grammar_tokenizer.make(self.vocab)
 
     @property
     def architecture(self) -> str:
         """As the file names it."""
         return self.metadata.get("general.architecture", "")
 
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[Weights]:
+        """Keep the file loaded for the block. Any number of threads may; `close` waits for them.
+
+        Raises:
+            ConfigError: it was closed.
+        """
+        self._users.enter(self)
+        try:
+            yield self
+        finally:
+            self._users.leave()
+
+    def tokenize(self, text: bytes, *, add_bos: bool = True, special: bool = False) -> list[int]:
+        """Token ids of `text`; `special` reads special tokens' texts as those tokens."""
+        with self.in_use():
+            return list(self.llama.tokenize(text, add_bos, special))
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        """The bytes that a token stands for; special tokens give b"" unless asked for."""
+        with self.in_use():
+            return vocab.piece(self.vocab, token, special=special)
+
+    def check_length(self, n_bytes: int, n_ctx: int) -> None:
+        """Raise ContextFull for a text that no tokens could make fit, see `vocab.check_length`."""
+        with self.in_use():
+            vocab.check_length(self.vocab, n_bytes, n_ctx)
+
     def close(self) -> None:
-        """Free the file; in a fork of the process that loaded it, only forget it."""
+        """Free the file, once nobody uses it; contexts over it must be closed. Safe to call twice, and from any thread.
+        In a fork of the process that loaded it, only forget it: there the users are threads that stayed behind."""
         self.__dict__.pop("grammar_tokenizer", None)
-        if self._llama is not None:
-            if os.getpid() == self._pid:
-                self._llama.close()
-            else:
-                compat.disown(self._llama)
-            self._llama = None
+        if os.getpid() != self._pid:
+            llama, self._llama = self._llama, None
+            if llama is not None:
+                compat.disown(llama)
+            return
+        with self._users.gone():
+            llama, self._llama = self._llama, None
+        if llama is not None:
+            llama.close()
+
+
+class _Users:
+    """The threads inside `in_use`."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._depths: dict[int, int] = {}
+        self._is_closing = False
+
+    def enter(self, weights: Weights) -> None:
+        """Raise ConfigError once the file is being closed, but for a thread that is inside already."""
+        me = threading.get_ident()
+        with self._changed:
+            if me not in self._depths and self._is_closing:
+                raise ConfigError(f"{weights.path} was closed", hint="load it again")
+            self._depths[me] = self._depths.get(me, 0) + 1
+
+    def leave(self) -> None:
+        me = threading.get_ident()
+        with self._changed:
+            self._depths[me] -= 1
+            if not self._depths[me]:
+                del self._depths[me]
+                self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def gone(self) -> Iterator[None]:
+        """Let nobody in any more, and wait for the others; a signal handler may close what its own thread was using."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.wait_for(lambda: not self._depths.keys() - {threading.get_ident()})
+            yield
 
 
 def _check_header(path: str, keywords: Mapping[str, Any]) -> None:

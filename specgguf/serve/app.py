@@ -6,6 +6,7 @@ Which path is answered by what: bodies are read in `protocols`, generations answ
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -15,24 +16,24 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from specgguf.errors import Unsupported
+from specgguf.errors import SpecggufError, Unsupported
 
 from . import answers, http, metrics
 from .answers import Answers
 from .config import ANY_MODEL, ServeConfig
 from .doors import Doors, RequestRecord
-from .protocols import openai
-from .protocols.bodies import BadRequest
-from .protocols.reply import Parse
+from .protocols import llama_server, openai, responses
+from .protocols.bodies import BadRequest, read
+from .protocols.reply import Json, Parse
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
-class Engine(answers.Engine, openai.Engine, Protocol):
+class Engine(answers.Engine, llama_server.Engine, openai.Engine, Protocol):
     """What the server uses of `api.SpeculativeLlama`."""
 
 
@@ -70,6 +71,9 @@ class Service:
         parsers: dict[str, Parse] = {
             "/chat/completions": partial(openai.chat_reply, self.engine, self.config),
             "/completions": partial(openai.completion_reply, self.engine, self.config),
+            "/responses": partial(responses.responses_reply, self.engine, self.config),
+            "/completion": partial(llama_server.completion_reply, self.engine, self.config),
+            "/infill": partial(llama_server.infill_reply, self.engine, self.config),
         }
         return [
             Route(prefix + path, _endpoint(partial(self.answers.answer, parse)), methods=["POST"])
@@ -83,10 +87,34 @@ class Service:
             "/models/{name:path}": self._models,
             "/health": self._health,
             "/metrics": self._metrics,
+            "/props": self._props,
+        }
+        asked: dict[str, Handler] = {
+            "/tokenize": partial(self._small, llama_server.tokenize),
+            "/detokenize": partial(self._small, llama_server.detokenize),
+            "/apply-template": partial(self._small, llama_server.apply_template),
+            "/embeddings": _embeddings,
         }
         return [
-            Route(prefix + path, _endpoint(handler)) for path, handler in routes.items() for prefix in ("/v1", "")
-        ] + [Route(prefix + "/embeddings", _endpoint(_embeddings), methods=["POST"]) for prefix in ("/v1", "")]
+            Route(prefix + path, _endpoint(handler), methods=[method])
+            for method, paths in (("GET", routes), ("POST", asked))
+            for path, handler in paths.items()
+            for prefix in ("/v1", "")
+        ]
+
+    async def _small(self, answer: Callable[[Engine, Json], Json], request: Request) -> Response:
+        """What needs the vocabulary alone is answered beside a running generation."""
+        config = self.config
+        try:
+            data = await http.body_of(request, max_bytes=config.body_max_bytes, timeout_s=config.body_timeout_s)
+            return JSONResponse(await asyncio.to_thread(answer, self.engine, read(data)))
+        except ClientDisconnect:
+            return Response(status_code=499)
+        except SpecggufError as error:
+            return http.error_response(error)
+
+    async def _props(self, request: Request) -> Response:
+        return JSONResponse(llama_server.props(self.engine, self.config))
 
     async def _models(self, request: Request) -> Response:
         names = [name for name in self.config.names if name != ANY_MODEL] or [self.config.name]

@@ -7,7 +7,7 @@ No engine here, no clock and no random ids: both are handed in.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,12 +66,12 @@ Items = Iterable[Piece | Final]
 
 
 def completion(
-    response: ResponseMetadata, items: Items, *, echo: str = "", ending: str = "", logprobs: LogprobWriter | None = None
+    response: ResponseMetadata, items: Items, *, echo: str = "", logprobs: LogprobWriter | None = None
 ) -> Json:
-    """The dict of a text completion; `echo` is put before its text and `ending` (the suffix) after it."""
+    """The dict of a text completion; `echo` is put before its text."""
     pieces, final = collect(items)
     choice = {
-        "text": echo + "".join(p.text for p in pieces) + ending,
+        "text": echo + "".join(p.text for p in pieces),
         "index": 0,
         "logprobs": logprobs.all(pieces) if logprobs else None,
         "finish_reason": final.finish_reason,
@@ -80,7 +80,7 @@ def completion(
 
 
 def completion_chunks(
-    response: ResponseMetadata, items: Items, *, echo: str = "", ending: str = "", logprobs: LogprobWriter | None = None
+    response: ResponseMetadata, items: Items, *, echo: str = "", logprobs: LogprobWriter | None = None
 ) -> Iterator[Json]:
     """The chunks of a text completion: one per token, and a last one that says why it ended."""
 
@@ -92,7 +92,7 @@ def completion_chunks(
         yield chunk(echo)
     for item in items:
         if isinstance(item, Final):
-            yield chunk(ending, reason=item.finish_reason) | item.extras()
+            yield chunk("", reason=item.finish_reason) | item.extras()
         elif item.text or not item.eog:
             yield chunk(item.text, logprobs.add(item) if logprobs else None, drafted=item.from_draft)
 
@@ -128,14 +128,14 @@ def chat(
     items: Items,
     *,
     logprobs: LogprobWriter | None = None,
-    parse_tools: bool = False,
+    tool_names: Collection[str] = (),
     forced_tool: str = "",
     is_call: bool = False,
 ) -> Json:
     """The dict of a chat completion.
 
     Args:
-        parse_tools: turn `<tool_call>` JSON into tool_calls.
+        tool_names: turn calls of these into tool_calls, in whichever format they come.
         forced_tool: the text is the arguments of a call of this function.
         is_call: the text is the JSON of a call, without tags.
     """
@@ -146,9 +146,9 @@ def chat(
     if forced_tool:
         call = _call_dict(response, 0, ToolCall(forced_tool, text))
         message |= {"content": None, "function_call": call["function"], "tool_calls": [call]}
-        reason = "tool_calls"
-    elif parse_tools:
-        parser = ToolCallParser(opened=is_call)
+        reason = _with_calls(reason)
+    elif tool_names:
+        parser = ToolCallParser(tool_names, opened=is_call)
         parts = parser.feed(text) + parser.flush()
         calls = [part for part in parts if isinstance(part, ToolCall)]
         if calls:
@@ -169,7 +169,7 @@ def chat_chunks(
     items: Items,
     *,
     logprobs: LogprobWriter | None = None,
-    parse_tools: bool = False,
+    tool_names: Collection[str] = (),
     forced_tool: str = "",
     is_call: bool = False,
 ) -> Iterator[Json]:
@@ -182,7 +182,7 @@ def chat_chunks(
         choice = {"index": 0, "delta": delta, "logprobs": chat_logprobs(entry), "finish_reason": reason}
         return _chat_dict(response, "chat.completion.chunk", choice) | {"from_draft": drafted}
 
-    deltas = _Deltas(response, parse_tools, forced_tool, is_call)
+    deltas = _Deltas(response, tool_names, forced_tool, is_call)
     begun = False
     for item in items:
         if not begun:
@@ -200,9 +200,11 @@ def chat_chunks(
 class _Deltas:
     """A stream's text as deltas: content, tool calls, or the arguments of a forced call."""
 
-    def __init__(self, response: ResponseMetadata, parse_tools: bool, forced_tool: str, is_call: bool) -> None:
+    def __init__(
+        self, response: ResponseMetadata, tool_names: Collection[str], forced_tool: str, is_call: bool
+    ) -> None:
         self._response = response
-        self._parser = ToolCallParser(opened=is_call) if parse_tools and not forced_tool else None
+        self._parser = ToolCallParser(tool_names, opened=is_call) if tool_names and not forced_tool else None
         self._forced = forced_tool
         self._n_calls = 0
 
@@ -235,9 +237,7 @@ class _Deltas:
         return {"tool_calls": [{"index": 0, **call}]}
 
     def finish_reason(self, final: Final) -> str:
-        if self._forced:
-            return "tool_calls"
-        return _with_calls(final.finish_reason) if self._n_calls else final.finish_reason
+        return _with_calls(final.finish_reason) if self._n_calls or self._forced else final.finish_reason
 
 
 def _with_calls(reason: str) -> str:

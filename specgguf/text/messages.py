@@ -15,13 +15,16 @@ from specgguf.errors import ConfigError, Unsupported
 Message = dict[str, Any]
 
 ROLES = ("system", "user", "assistant", "tool")
+OTHER_ROLES = {"developer": "system", "function": "tool"}
+TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 
 
 def normalized(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
     """The messages as templates expect them: content as one str, tool-call arguments as objects.
 
-    Accepts the roles system (or developer), user, assistant and tool; content as a str or a list of text
-    parts (joined by newlines), or None beside tool calls. Other keys are passed on.
+    Accepts the roles system (or developer), user, assistant and tool (or function); content as a str, a list of text
+    parts (joined by newlines) or None. A call of the older kind (`function_call`) becomes the one of `tool_calls`.
+    Arguments that are no JSON, of a call that was cut, become {"unparsed": the text}. Other keys are passed on.
 
     Raises:
         ConfigError: anything else, by message number and name.
@@ -35,23 +38,25 @@ def normalized(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
 def _normalized(message: Mapping[str, Any], where: str) -> Message:
     if not isinstance(message, Mapping):
         raise ConfigError(f"{where} must be an object with role and content, not {message!r:.60}")
-    role = "system" if message.get("role") == "developer" else message.get("role")
+    given = message.get("role")
+    role = OTHER_ROLES.get(given, given) if isinstance(given, str) else given
     if role not in ROLES:
         raise ConfigError(
             f"{where}: role must be one of {', '.join(ROLES)}, not {role!r:.60}",
-            hint=did_you_mean(role, ROLES) if isinstance(role, str) else "",
+            hint=did_you_mean(role[:100], ROLES) if isinstance(role, str) else "",
         )
     plain = {**message, "role": role}
-    calls = plain.get("tool_calls")
-    if role != "assistant" or not calls:
-        plain.pop("tool_calls", None)  # null or empty: templates test for its presence
-        calls = None
+    calls, older = plain.pop("tool_calls", None), plain.pop("function_call", None)
+    if role == "assistant" and not calls and older:
+        calls = [{"type": "function", "function": older}]
+    if role != "assistant":
+        calls = None  # an empty list too: templates test for its presence
     if calls and not isinstance(calls, list):
         raise ConfigError(f"{where}.tool_calls must be a list, not {calls!r:.60}")
     if calls:
         plain["tool_calls"] = [_normalized_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)]
     content = message.get("content")
-    plain["content"] = "" if content is None and calls else content_text(content, where)
+    plain["content"] = "" if content is None else content_text(content, where)
     return plain
 
 
@@ -70,11 +75,12 @@ def content_text(content: Any, where: str) -> str:
 
 def _part_text(part: Any, where: str) -> str:
     kind = part.get("type") if isinstance(part, Mapping) else None
-    if kind is not None and kind != "text":
-        raise Unsupported(f"{where}: content of type '{kind}' is not supported, only text is")
-    if kind is None or not isinstance(part.get("text"), str):
+    if kind is not None and kind not in TEXT_PARTS:
+        raise Unsupported(f"{where}: content of type {kind!r:.60} is not supported, only text is")
+    text = part.get("refusal" if kind == "refusal" else "text") if kind is not None else None
+    if not isinstance(text, str):
         raise ConfigError(f'{where} must be {{"type": "text", "text": …}}, not {part!r:.60}')
-    return str(part["text"])
+    return text
 
 
 def _normalized_call(call: Any, where: str) -> Message:
@@ -84,8 +90,14 @@ def _normalized_call(call: Any, where: str) -> Message:
         raise ConfigError(f'{where} must be {{"function": {{"name": …, "arguments": …}}}}, not {call!r:.60}')
     arguments = function.get("arguments")
     if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments) if arguments.strip() else {}
-        except ValueError as e:
-            raise ConfigError(f"{where}: arguments are no JSON: {e}") from e
+        arguments = _parsed(arguments, where)
     return {**call, "function": {**function, "arguments": {} if arguments is None else arguments}}
+
+
+def _parsed(arguments: str, where: str) -> Any:
+    try:
+        return json.loads(arguments) if arguments.strip() else {}
+    except RecursionError:
+        raise ConfigError(f"{where}: arguments are nested too deeply") from None
+    except ValueError:
+        return {"unparsed": arguments}

@@ -7,13 +7,14 @@ This module knows nothing of token ids: who calls it counts and tokenizes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 from specgguf.config import did_you_mean, one_line
 from specgguf.errors import ConfigError, ContextFull, Unsupported
 
+from .control_texts import ControlTexts, Rendered
 from .detokenize import ReasoningSplitter
 from .messages import Message, normalized
 
@@ -33,10 +34,11 @@ class ChatTemplate:
         knows_tools: whether the template tells the model of `tools` at all.
     """
 
-    def __init__(self, metadata: Mapping[str, str], *, bos: str, eos: str) -> None:
+    def __init__(self, metadata: Mapping[str, str], *, bos: str, eos: str, control: Iterable[str] = ()) -> None:
         """Args:
         metadata: the GGUF's.
         bos, eos: the texts of these tokens, "" where the vocabulary has none.
+        control: the texts of all control tokens, which messages may spell and not mean.
 
         Raises:
             Unsupported: the file has no chat template, or a broken one.
@@ -44,6 +46,7 @@ class ChatTemplate:
         if _TEMPLATE_KEY not in metadata:
             raise Unsupported("this model file has no chat template", hint=_OTHERWISE)
         self._bos, self._eos = bos, eos
+        self._control = ControlTexts(control)
         self.stop: tuple[str, ...] = (eos,) if eos else ()
         texts = {False: metadata[_TEMPLATE_KEY]}
         if f"{_TEMPLATE_KEY}.tool_use" in metadata:
@@ -73,11 +76,12 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         enable_thinking: bool | None = None,
         add_generation_prompt: bool = True,
-    ) -> str:
+    ) -> Rendered:
         """The prompt text, ending where the assistant speaks (see `has_bos` before tokenizing it).
 
         Args:
-            messages: a conversation; checked by `normalized`.
+            messages: a conversation; checked by `normalized`. Where an answer's text comes last, the prompt ends with
+                it, so that the assistant goes on from there.
             tools: functions that the model may call.
             enable_thinking: passed to the template; None leaves the choice to it.
             add_generation_prompt: False ends after the last message.
@@ -89,14 +93,16 @@ class ChatTemplate:
         wanted = (bool(tools), add_generation_prompt)
         formatter = self._formatters.get(wanted) or self._formatters[False, add_generation_prompt]
         plain = normalized(messages)
+        protected, shown, put_back = self._control.protect(plain, tools or ())
+        begun = protected.pop()["content"] if add_generation_prompt and _is_begun(plain) else ""
         try:
-            result = formatter(messages=plain, tools=list(tools) if tools else None, **switches)
+            result = formatter(messages=protected, tools=shown or None, **switches)
         except Exception as e:  # a template is a program of its own: it may raise anything
             raise ConfigError(
                 f"this model's chat template refuses the conversation: {_reason(e)}",
                 hint=_refusal_hint(plain),
             ) from e
-        return str(result.prompt)
+        return put_back(str(result.prompt) + begun)
 
     def has_bos(self, prompt: str) -> bool:
         """Whether a rendered prompt begins with the BOS token already: then the tokenizer must add none."""
@@ -106,7 +112,7 @@ class ChatTemplate:
 class NamedTemplate(ChatTemplate):
     """One of llama-cpp-python's own chat formats ("chatml", "gemma", …), for files without a template."""
 
-    def __init__(self, name: str, *, bos: str = "", eos: str = "") -> None:
+    def __init__(self, name: str, *, bos: str = "", eos: str = "", control: Iterable[str] = ()) -> None:
         """Raises ConfigError for an unknown name."""
         from specgguf.native import compat
 
@@ -116,6 +122,7 @@ class NamedTemplate(ChatTemplate):
             hint = did_you_mean(name, known) or f"one of {', '.join(known)}"
             raise ConfigError(f"unknown chat_format '{name}'", hint=hint)
         self._bos, self._eos = bos, eos
+        self._control = ControlTexts(control)
         self._handler = handlers[name]
         self.knows_tools = False
         self.stop = _Recorder.of(self._handler, [{"role": "user", "content": ""}]).stop
@@ -127,11 +134,14 @@ class NamedTemplate(ChatTemplate):
         tools: Sequence[Mapping[str, Any]] | None = None,
         enable_thinking: bool | None = None,
         add_generation_prompt: bool = True,
-    ) -> str:
+    ) -> Rendered:
         """As `ChatTemplate.render`; these formats know neither tools nor thinking."""
         if tools or enable_thinking is not None or not add_generation_prompt:
             raise Unsupported("a named chat_format takes neither tools nor enable_thinking")
-        return _Recorder.of(self._handler, normalized(messages)).prompt
+        plain = normalized(messages)
+        protected, _, put_back = self._control.protect(plain, ())
+        begun = protected.pop()["content"] if _is_begun(plain) else ""
+        return put_back(_Recorder.of(self._handler, protected).prompt + begun)
 
 
 class _Recorder(BaseException):
@@ -251,6 +261,11 @@ def _turns(messages: list[Message]) -> tuple[list[Message], list[list[Message]]]
             turns.append([])
         turns[-1].append(message)
     return messages[:n_head], turns
+
+
+def _is_begun(messages: list[Message]) -> bool:
+    """Whether a conversation ends with the beginning of an answer."""
+    return len(messages) > 1 and messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
 
 
 def _refusal_hint(messages: list[Message]) -> str:

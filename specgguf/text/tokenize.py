@@ -7,19 +7,65 @@ knows nothing of contexts' contents, sampling or answers.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from specgguf.errors import ConfigError, Unsupported
+from specgguf.errors import ConfigError, ContextFull, Unsupported
 from specgguf.native import vocab
 from specgguf.native.weights import Weights
 
 from .arguments import token_ids
+from .control_texts import ControlTexts, Rendered
 from .template import ChatTemplate, NamedTemplate
+
+SPECIALS_AT_ONCE = 256
+_SPECIAL_TEXTS: WeakKeyDictionary[Weights, ControlTexts] = WeakKeyDictionary()  # found once a vocabulary
 
 
 def tokenize(weights: Weights, text: bytes, *, add_bos: bool = True, special: bool = False) -> list[int]:
     """Token ids of `text`; `special` reads special tokens' texts as those tokens."""
-    return list(weights.llama.tokenize(text, add_bos, special))
+    return weights.tokenize(text, add_bos=add_bos, special=special)
+
+
+def rendered_ids(weights: Weights, prompt: Rendered, *, add_bos: bool, n_ctx: int) -> list[int]:
+    """The ids of a rendered prompt: control tokens where the template put them, text where a message spells them.
+
+    Raises:
+        ContextFull: no context of `n_ctx` tokens could hold it.
+    """
+    data = [(text.encode(), special) for text, special in prompt.parts]
+    weights.check_length(sum(len(part) for part, _ in data), n_ctx)
+    ids: list[int] = []
+    for i, (text, special) in enumerate(prompt.parts):
+        bos = add_bos and i == 0
+        ids += special_ids(weights, text, n_ctx, add_bos=bos) if special else tokenize(weights, data[i][0], add_bos=bos)
+    return ids
+
+
+def special_ids(weights: Weights, text: str, n_ctx: int, *, add_bos: bool = True) -> list[int]:
+    """The ids of `text` with special tokens' texts read as those tokens. llama.cpp copies the text for each of them, so
+    many in a long text would take minutes: they are counted first, and the text is cut before some of them.
+
+    Raises:
+        ContextFull: they are more than a context of `n_ctx` tokens holds.
+    """
+    found = _special_texts(weights).starts(text, n_ctx + 1)
+    if len(found) > n_ctx:
+        raise ContextFull(f"the prompt holds more than {n_ctx:,} special tokens: the context holds {n_ctx:,} tokens")
+    edges = [start for start, _ in found[SPECIALS_AT_ONCE::SPECIALS_AT_ONCE] if not text[start - 1].isspace()]
+    ids: list[int] = []
+    for start, end in pairwise((0, *edges, len(text))):
+        data = text[start:end].encode("utf-8", "surrogatepass")
+        ids += tokenize(weights, data, add_bos=add_bos and start == 0, special=True)
+    return ids
+
+
+def _special_texts(weights: Weights) -> ControlTexts:
+    if weights not in _SPECIAL_TEXTS:
+        with weights.in_use():
+            _SPECIAL_TEXTS[weights] = ControlTexts(vocab.special_texts(weights.vocab))
+    return _SPECIAL_TEXTS[weights]
 
 
 def detokenize(weights: Weights, tokens: Iterable[int], *, special: bool = False) -> bytes:
@@ -31,8 +77,8 @@ def detokenize(weights: Weights, tokens: Iterable[int], *, special: bool = False
     tokens = token_ids(tokens)
     if any(not 0 <= t < weights.n_vocab for t in tokens):
         raise ConfigError(f"token ids of this model are 0 to {weights.n_vocab - 1}")
-    data = b"".join(vocab.piece(weights.vocab, token, special=special) for token in tokens)
-    starts_text = bool(tokens) and tokens[0] == weights.llama.token_bos() and data.startswith(b" ")
+    data = b"".join(weights.piece(token, special=special) for token in tokens)
+    starts_text = bool(tokens) and tokens[0] == weights.bos and data.startswith(b" ")
     return data[1:] if starts_text else data
 
 
@@ -47,14 +93,13 @@ def prompt_ids(weights: Weights, prompt: str | Sequence[int], suffix: str | None
         return _infill(weights, prompt, suffix)
     if not isinstance(prompt, str):
         return token_ids(prompt)
-    data = prompt.encode("utf-8", "surrogatepass")
-    vocab.check_length(weights.vocab, len(data), n_ctx)
-    return tokenize(weights, data, special=True)
+    weights.check_length(len(prompt.encode("utf-8", "surrogatepass")), n_ctx)
+    return special_ids(weights, prompt, n_ctx)
 
 
 def _infill(weights: Weights, prompt: str | Sequence[int], suffix: str) -> list[int]:
     """Prefix, suffix, middle: the file's own fill-in-the-middle tokens around the two texts."""
-    marks = vocab.fim_tokens(weights.vocab)
+    marks = weights.fim
     if marks is None:
         raise Unsupported("this model has no fill-in-the-middle tokens, so suffix cannot be used")
     prefix = tokenize(weights, prompt.encode(), add_bos=False) if isinstance(prompt, str) else token_ids(prompt)
@@ -68,7 +113,9 @@ def template_of(weights: Weights, chat_format: str | None) -> ChatTemplate:
         ConfigError: no such format. Unsupported: the file has no template, or a broken one.
     """
     texts: dict[str, Any] = {
-        name: vocab.piece(weights.vocab, token, special=True).decode("utf-8", "replace") if token >= 0 else ""
-        for name, token in (("bos", weights.llama.token_bos()), ("eos", weights.llama.token_eos()))
+        name: weights.piece(token, special=True).decode("utf-8", "replace") if token >= 0 else ""
+        for name, token in (("bos", weights.bos), ("eos", weights.eos))
     }
+    with weights.in_use():
+        texts["control"] = vocab.special_texts(weights.vocab, control_only=True)
     return ChatTemplate(weights.metadata, **texts) if chat_format is None else NamedTemplate(chat_format, **texts)

@@ -1,12 +1,11 @@
-"""Tool calls: what a caller may ask for, and `<tool_call>` JSON in streamed text (Qwen's and Hermes' form).
+"""Tool calls: what a caller may ask for, and calls in streamed text, in whichever format the model writes them.
 
-This module knows nothing of tokens, chunks or templates.
+This module knows nothing of tokens, chunks or templates; the formats are `tool_formats`'.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,37 +13,36 @@ from specgguf.config import did_you_mean
 from specgguf.errors import ConfigError
 
 from .detokenize import overlap
+from .tool_formats import MARKS, OPENED, Mark, ToolCall, bare_calls, may_be_bare, parse_call
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """A call that the model asks for; `arguments` is JSON text."""
-
-    name: str
-    arguments: str
+__all__ = ["ToolCall", "ToolCallParser", "ToolChoice", "choose", "parse_call"]
 
 
 class ToolCallParser:
     """Separates tool calls from streamed text.
 
-    What stands between the tags and is no call stays text. Blank space around calls is dropped.
+    What stands between marks and is no call stays text. Blank space around calls is dropped.
 
     Args:
-        opened: the text begins inside a call, without its tag.
+        names: of the tools; an answer that is nothing but calls of them, without any mark, is one too. Without names
+            there must be marks.
+        opened: the text begins inside a call in tags, without the first one.
     """
 
-    def __init__(self, *, opened: bool = False) -> None:
+    def __init__(self, names: Collection[str] = (), *, opened: bool = False) -> None:
+        self._names = frozenset(names)
         self._held = ""
-        self._inside = opened
-        self._open = "" if opened else OPEN  # to say again where what was inside is no call
-        self._space = ""  # blank space before the opening tag: text, if what follows is no call
+        self._inside: Mark | None = OPENED if opened else None
+        self._space = ""  # blank space before the opening mark: text, if what follows is no call
         self._skip_space = False  # a call has just ended
+        self._bare = bool(names) and not opened  # the answer may still be calls and nothing else
 
     def feed(self, text: str) -> list[str | ToolCall]:
         """Add streamed text; returns the text and the calls that are now certain."""
         self._held += text
+        if self._bare and may_be_bare(self._held, self._names):
+            return []
+        self._bare = False
         out: list[str | ToolCall] = []
         while self._step(out):
             pass
@@ -52,44 +50,44 @@ class ToolCallParser:
 
     def _step(self, out: list[str | ToolCall]) -> bool:
         """One move of the automaton; False when more text is needed."""
-        before, found, after = self._held.partition(CLOSE if self._inside else OPEN)
-        if self._inside:
-            if found:
-                out.append(parse_call(before) or self._space + self._open + before + CLOSE)
-                self._held, self._inside, self._open = after, False, OPEN
-                self._skip_space = isinstance(out[-1], ToolCall)
-            return bool(found)
-        certain = before if found else before[: len(before) - overlap(before, OPEN)]
-        start = len(certain) - len(certain.lstrip()) if self._skip_space else 0
-        end = len(certain.rstrip())
+        if self._inside is not None:
+            return self._step_inside(self._inside, out)
+        mark = min((m for m in MARKS if m.begin in self._held), key=lambda m: self._held.index(m.begin), default=None)
+        before, _, after = self._held.partition(mark.begin if mark else "\0")
+        if mark is None:
+            before = self._held[: len(self._held) - max(overlap(self._held, m.begin) for m in MARKS)]
+        start = len(before) - len(before.lstrip()) if self._skip_space else 0
+        end = len(before.rstrip())
         if start < end:
-            out.append(certain[start:end])
+            out.append(before[start:end])
             self._held, self._skip_space = self._held[end:], False
-        if found:
+        if mark is not None:
             self._space = "" if self._skip_space else before[end:]
-            self._held, self._inside = after, True
+            self._held, self._inside = after, mark
+        return mark is not None
+
+    def _step_inside(self, mark: Mark, out: list[str | ToolCall]) -> bool:
+        before, found, after = self._held.partition(mark.end) if mark.end else (self._held, "", "")
+        if found:
+            calls = mark.read(before)
+            out += calls or [self._space + mark.begin + before + mark.end]
+            self._held, self._inside = after, None
+            self._skip_space = bool(calls)
         return bool(found)
 
     def flush(self) -> list[str | ToolCall]:
-        """No more text follows: a call without its closing tag counts if it is complete."""
+        """No more text follows: a call without its closing mark counts if it is complete."""
+        if self._bare:
+            self._bare = False
+            if calls := bare_calls(self._held, self._names):
+                self._held = ""
+                return list(calls)
+            held, self._held = self._held, ""
+            return [*self.feed(held), *self.flush()]
         held, self._held = self._held, ""
-        if self._inside:
-            return [parse_call(held) or self._space + self._open + held]
+        if self._inside is not None:
+            return list(self._inside.read(held)) or [self._space + self._inside.begin + held]
         return [] if not held or (self._skip_space and held.isspace()) else [held]
-
-
-def parse_call(text: str) -> ToolCall | None:
-    """The call that `text` holds as {"name": …, "arguments": …}, or None."""
-    try:
-        call = json.loads(text)
-    except ValueError:
-        return None
-    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-        return None
-    arguments = call.get("arguments", call.get("parameters", {}))
-    if not isinstance(arguments, str):
-        arguments = json.dumps(arguments, ensure_ascii=False)
-    return ToolCall(call["name"], arguments)
 
 
 @dataclass(frozen=True, slots=True)

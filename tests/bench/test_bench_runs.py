@@ -260,7 +260,7 @@ PLAIN = samples("off", [10, 10, 10])
             [("auto", [9.9] * 3, 0.5, 0.95), (4, [8] * 3, 0.41, 0)],
             "off",
             True,
-            "leave it off: 41 % accepted, 0.80× (auto rests: 0.99×)",
+            "leave it off: 41 % accepted, 0.80× (auto turns it off: 0.99×)",
         ),
         ([("auto", [9] * 3, 0.5, 0)], "off", True, "leave it off: 50 % accepted, 0.90×"),
         ([("auto", [10.2] * 3, 0.6, 0), (4, [10.1] * 3, 0.6, 0)], None, True, "makes no difference: 1.02×"),
@@ -268,7 +268,7 @@ PLAIN = samples("off", [10, 10, 10])
         ([], None, False, "too little was measured"),
     ],
 )
-def test_verdicts(others: list[tuple[Any, list[float], Any, float]], draft: Any, sure: bool, text: str) -> None:
+def test_recommendations(others: list[tuple[Any, list[float], Any, float]], draft: Any, sure: bool, text: str) -> None:
     measured = [*PLAIN, *(s for d, v, a, r in others for s in samples(d, v, accepted=a, resting=r))]
     (only,) = report(measured)
     assert (only.recommendation.draft, only.recommendation.sure) == (draft, sure)
@@ -302,7 +302,7 @@ def test_rows_come_in_order_with_their_figures() -> None:
     assert three.acceptance == pytest.approx(2 / 3)
     assert three.tokens_per_pass == pytest.approx(13 / 5)
     assert auto.mean_draft_n == pytest.approx(11 / 4)  # the last round has room for two
-    assert auto.resting == pytest.approx(1 / 5)
+    assert auto.off_share == pytest.approx(1 / 5)
     assert plain.host_share == pytest.approx(13 * HOST_S / (READ_S + 12 * PASS_S + 13 * HOST_S))
     assert code.recommendation.draft == "auto"
 

@@ -47,14 +47,34 @@ def test_unknown_command_names_the_nearest(converse: Run) -> None:
     ran = converse("/hepl", "/xyzzy", fake=fake)
     assert "there is no command /hepl" in ran.err
     assert "did you mean /help?" in ran.err
-    assert "//xyzzy sends it as text" in ran.err
+    assert "a space before the slash sends it as text" in ran.err
     assert fake.asked == []
 
 
-def test_two_slashes_send_a_slash_and_blank_lines_send_nothing(converse: Run) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        "//etc/passwd is what?",
+        "// a comment",
+        "/* a comment */",
+        "/etc/passwd is what?",
+        "/tmp is full",
+        " /help",
+        "/",
+        "/a\nb",
+        "/home/x/y.py",
+    ],
+)
+def test_what_begins_with_a_slash_and_is_no_command_is_sent_as_written(converse: Run, text: str) -> None:
     fake = numbered()
-    converse("//etc/passwd is what?", "", "   ", fake=fake)
-    assert asked(fake) == [["/etc/passwd is what?"]]
+    converse(text, "", "   ", fake=fake)
+    assert asked(fake) == [[text]]
+
+
+def test_what_was_quoted_is_no_command(converse: Run) -> None:
+    fake = numbered()
+    converse('"""/help"""', '"""exit"""', fake=fake)
+    assert [messages[-1] for messages in asked(fake)] == ["/help", "exit"]
 
 
 def test_undo_and_retry(converse: Run) -> None:
@@ -130,7 +150,7 @@ def test_draft(converse: Run) -> None:
     assert "drafting 4 tokens a round, always" in ran.err
     assert "drafting is off: every token is the target's own" in ran.err
     assert "unexpected" not in ran.err
-    assert "drafting is off: switched off" in ran.err
+    assert "drafting is off: nobody wants it" in ran.err
     assert "draft must be auto, off, or a number" in ran.err
     assert fake.draft == "auto"
 
@@ -262,7 +282,7 @@ def test_model(converse: Run, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_leaving(converse: Run) -> None:
-    for line in ("/exit", "/quit", "/bye"):
+    for line in ("/exit", "/quit", "/bye", "exit", "quit", " Bye "):
         assert converse(line, "never asked").code == 0
     assert converse(KeyboardInterrupt(), KeyboardInterrupt()).code == 130
     ran = converse("one")

@@ -27,15 +27,22 @@ def test_stdout_carries_the_answer_and_stderr_one_line(run: Run) -> None:
     ran = run("chat", "What jumps?", fake=fake)
     assert (ran.code, ran.out) == (0, "The quick brown fox.\n")
     assert ran.err.count("\n") == 1
-    for part in ("4 tokens in ", "tok/s", "draft 2/4 accepted (50 %)", "tokens per pass", "new + 0 cached", "context "):
+    for part in (
+        "4 tokens in ",
+        "tok/s",
+        "draft 2/4 accepted (50 %)",
+        "tokens per forward pass",
+        "new + 0 cached",
+        "context ",
+    ):
         assert part in ran.err
     assert "\x1b" not in ran.out + ran.err
     assert fake.closed
 
 
-def test_resting_says_why(run: Run) -> None:
+def test_drafting_that_is_off_says_why(run: Run) -> None:
     ran = run("chat", "--draft", "off", "Hi")
-    assert "drafting is off: switched off" in ran.err
+    assert "drafting is off: nobody wants it" in ran.err
 
 
 def test_answer_into_a_pipe_is_exact(run: Run) -> None:

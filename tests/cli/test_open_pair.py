@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from conftest import Pair
-from specgguf.cli import exits
+from specgguf.cli import exits, open_pair, pairing
 from specgguf.cli.main import cli
+from specgguf.cli.settings import gather
 from support import tiny
 from support.cli_support import Ran, home
 
@@ -97,3 +98,11 @@ def test_a_model_without_a_template_is_refused(tmp_path: Path) -> None:
     ran = chat("-m", path, "-d", "none", "Hi")
     assert ran.code == exits.FAILED
     assert "no chat template" in ran.err
+
+
+def test_threads_hold_for_prompts_too(home: Path) -> None:
+    pair = pairing.Pair(Path("target.gguf"), None, "target.gguf", "")
+    chosen = open_pair.keywords(gather({"n_threads": 1, "draft_n_threads": 2}, {}), pair)
+    assert (chosen["n_threads"], chosen["n_threads_batch"]) == (1, 1)
+    assert (chosen["draft_n_threads"], chosen["draft_n_threads_batch"]) == (2, 2)
+    assert "n_threads_batch" not in open_pair.keywords(gather({}, {}), pair)

@@ -134,7 +134,7 @@ def test_stats_line() -> None:
     stats.add(Round((1,), verify_s=0.5))
     said = stats_view.parts(stats, 1000, ended="stopped")
     assert stats_view.joined(said) == (
-        "4 tokens in 1.0 s, 4.0 tok/s | draft 2/4 accepted (50 %), 2.0 tokens per pass | "
+        "4 tokens in 1.0 s, 4.0 tok/s | draft 2/4 accepted (50 %), 2.0 tokens per forward pass | "
         "prompt 38 new + 474 cached | context 52 % | stopped"
     )
     for width in (20, 40, 80, 200):
@@ -145,7 +145,7 @@ def test_stats_line() -> None:
     assert "; drafting is off: the draft model is too slow" in stats_view.joined(stats_view.parts(stats, 1000))
 
 
-def test_stats_page_shows_positions_trace_and_rests() -> None:
+def test_stats_page_shows_positions_trace_and_plain_rounds() -> None:
     stats = Stats()
     for n, accepted in ((4, 4), (4, 2), (0, 0), (1, 0)):
         stats.add(Round((1,), draft_n=n, draft_n_accepted=accepted, verify_s=0.1))
@@ -162,19 +162,19 @@ def test_stats_page_shows_positions_trace_and_rests() -> None:
 
 @pytest.mark.parametrize("width", [60, 80, 100, 140, None])
 @pytest.mark.parametrize("drafts", [True, False])
-def test_stats_page_breaks_between_words_and_says_once_why_it_rests(width: int | None, drafts: bool) -> None:
+def test_stats_page_breaks_between_words_and_says_once_why_drafting_is_off(width: int | None, drafts: bool) -> None:
     stats = Stats()
     for i in range(200):
         n = i % 17 if drafts else 0
         stats.add(Round((1,), draft_n=n, draft_n_accepted=n, verify_s=0.1))
-    stats.off_reason = "expected 0.86x plain speed at 62 % acceptance"
+    stats.off_reason = "drafting would run at 0.86 of plain speed, with 62% of first tokens right"
     page = stats_view.page(stats, stats, 1000, PLAIN, width)
     text = "\n".join(page)
     assert all(len(line) < (width or 250) for line in page), text
     words = text.split()
     assert " ".join(words).count(stats.off_reason) == 1
     assert {"62%", "rounds;"} <= set(words)
-    row = next(i for i, line in enumerate(page) if line.startswith("  rested   "))
+    row = next(i for i, line in enumerate(page) if line.startswith("  plain    "))
     below = page[row + 1]
     assert below.startswith((" " * (2 + stats_view.LABEL), "  time     ")), text
     if drafts:

@@ -127,7 +127,7 @@ class IgnoresCosts(Adaptive):
 
     def __init__(self, draft_max: int, costs: Costs) -> None:
         super().__init__(draft_max, Costs(draft_max + 1, {1: 0.05, draft_max + 1: 0.05}, 0.001, 0.001))
-        self.costs.observe_verify = lambda width, seconds: None  # type: ignore[method-assign]
+        self.costs.observe_verify = lambda batch_size, seconds: None  # type: ignore[method-assign]
 
 
 class IgnoresAcceptance(Adaptive):

@@ -62,7 +62,7 @@ def test_every_symbol_that_is_called_is_checked() -> None:
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "llama_cpp"
     }
     built = {f"llama_vocab_fim_{name}" for name in ("pre", "suf", "mid")}
-    assert used | built == {*compat.SYMBOLS, "Llama"}
+    assert used | built == {*compat.SYMBOLS, "Llama", "llama_cpp"}
 
 
 @pytest.mark.parametrize(("structure", "name"), [(s, n) for s, names in compat.FIELDS.items() for n in names])
@@ -108,6 +108,13 @@ def test_missing_chat_formats_are_named(monkeypatch: pytest.MonkeyPatch) -> None
         refused("llama_chat_format.Jinja2ChatFormatter")
     monkeypatch.setattr(llama_chat_format, "LlamaChatCompletionHandlerRegistry", object)
     refused("llama_chat_format.LlamaChatCompletionHandlerRegistry()._chat_handlers")
+
+
+def test_a_missing_tokenize_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The function itself, which other libraries call."""
+    assert compat.tokenize_address() > 0
+    monkeypatch.setattr(llama_cpp.llama_cpp, "_lib", object())
+    refused("llama_cpp._lib.llama_tokenize")
 
 
 def test_a_missing_ggml_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ The yardstick is a second context over the same file that reads the text from th
 
 from __future__ import annotations
 
+import contextlib
 import random
 import re
 from collections.abc import Callable, Iterator
@@ -16,13 +17,13 @@ import numpy as np
 import pytest
 from conftest import Pair
 from support import tiny
-from support.contexts import KEYWORDS, MEMORIES, NOISE, TEXT, Opened, opened_as
+from support.contexts import KEYWORDS, MEMORIES, TEXT, WRONG, Opened, opened_as
 
 from specgguf.errors import BackendError, Cancelled, ContextFull, ModelNotFound
 from specgguf.models.header import check_gguf
 from specgguf.native import backend, rollback
 from specgguf.native.context import Model
-from specgguf.native.sequence import common_prefix
+from specgguf.native.sequence import Sequence, common_prefix
 from specgguf.native.weights import Weights
 
 
@@ -57,7 +58,7 @@ def _emptied(request: pytest.FixtureRequest) -> Iterator[None]:
 def test_any_length_of_prompt(any_memory: Opened, n: int) -> None:
     """Around the chunk, and up to the last place of the context."""
     got = any_memory.model.extend(TEXT[:n], 1)[0].copy()
-    assert np.abs(got - any_memory.row(TEXT[:n])).max() < NOISE
+    assert np.abs(got - any_memory.row(TEXT[:n])).max() < any_memory.noise
     assert any_memory.model.tokens == TEXT[:n]
 
 
@@ -67,7 +68,7 @@ def test_rows_across_the_edge_of_a_chunk(dense: Opened, n: int) -> None:
     rows = dense.model.extend(TEXT[:n], 5).copy()
     assert rows.shape == (5, dense.model.n_vocab)
     for i in range(5):
-        assert np.abs(rows[i] - dense.row(TEXT[: n - 4 + i])).max() < NOISE
+        assert np.abs(rows[i] - dense.row(TEXT[: n - 4 + i])).max() < dense.noise
 
 
 def test_no_rows_and_no_tokens(dense: Opened) -> None:
@@ -318,6 +319,47 @@ def test_an_interrupt_inside_a_decode(
     assert model.reuse(TEXT[:n_wanted]) <= n_wanted
     assert model.tokens == TEXT[: len(model.tokens)]
     any_memory.check()
+
+
+def interrupted_roll_back(opened: Opened, call: str, *, really: bool) -> bool:
+    """Ctrl-C inside the native call that drops tokens, before or after its work; whether that call was made."""
+    model, native = opened.model, getattr(backend, call)
+    model.extend(TEXT[:20], 0)
+    model.mark(4)
+    model.extend(TEXT[20:25], 1)
+
+    def interrupted(*given: Any) -> Any:
+        if really:
+            native(*given)
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backend, call, interrupted)
+        try:
+            model.roll_back(22)
+        except KeyboardInterrupt:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("call", ["seq_rm", "set_state"])
+@pytest.mark.parametrize("really", [False, True])
+def test_an_interrupt_inside_a_roll_back(any_memory: Opened, call: str, really: bool) -> None:
+    """The next use finds out what is held."""
+    interrupted_roll_back(any_memory, call, really=really)
+    assert any_memory.model.tokens == TEXT[: len(any_memory.model.tokens)]
+    assert any_memory.model.reuse(TEXT[:24]) <= 24
+    any_memory.check()
+
+
+def test_believing_an_interrupted_roll_back_is_seen(any_memory: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: as if `tokens` still said what is held."""
+    call = "seq_rm" if any_memory.model.rolls_back_freely or any_memory.model.rollback.name == "native" else "set_state"
+    monkeypatch.setattr(Sequence, "resync", lambda sequence: None)
+    assert interrupted_roll_back(any_memory, call, really=True)
+    any_memory.model.in_doubt = False
+    with contextlib.suppress(BackendError):
+        assert any_memory.error([*TEXT[:25], 5]) > WRONG
 
 
 def test_a_cache_that_is_not_what_it_should_be_is_cleared(dense: Opened, monkeypatch: pytest.MonkeyPatch) -> None:

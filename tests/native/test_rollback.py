@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from conftest import Pair
 from support import models
-from support.contexts import MEMORIES, NOISE, TEXT, Opened, opened_as
+from support.contexts import MEMORIES, TEXT, WRONG, Opened, opened_as
 from support.fakes import FakeCutter, Script
 
 from specgguf import SamplingParams, SpeculativeLlama
@@ -26,7 +26,6 @@ from specgguf.errors import BackendError
 from specgguf.native import backend, rollback
 
 SAMPLED = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, ignore_eos=True)
-WRONG = 1e-2  # a wrong state is off by so much and more
 
 # More than the window of 16, kinds of memory for target and draft
 PAIRS = [
@@ -115,7 +114,7 @@ def test_random_patterns_leave_fresh_memories(
     for seed in range(4):
         for watched in play(target, draft, seed):
             assert watched.n_outputs > 20
-            assert watched.worst < NOISE
+            assert watched.worst < watched.opened.noise
     target.close()
     draft.close()
 
@@ -160,7 +159,7 @@ def cut(opened: Opened, n_read: int, n: int, *, at_once: bool) -> int:
         model.extend(TEXT[start : min(start + step, n_read)], 1)
     kept = model.roll_back(n)
     assert kept in (0, n)
-    assert opened.error([*TEXT[:kept], 4, 6]) < NOISE
+    assert opened.error([*TEXT[:kept], 4, 6]) < opened.noise
     return kept
 
 
@@ -231,7 +230,7 @@ def native(tiny_hybrid: Pair) -> Iterator[Opened]:
 
 @pytest.mark.parametrize("history", [after_marks, after_a_failure])
 def test_native_rollback_after_what_it_does_not_expect(history: Callable[[Opened], float], native: Opened) -> None:
-    assert history(native) < NOISE
+    assert history(native) < native.noise
 
 
 @pytest.mark.parametrize("width", range(1, 8))
@@ -247,7 +246,7 @@ def test_native_rollback_at_every_distance(width: int, n_dropped: int, native: O
     assert again == 0, "one rollback a decode"
     model.extend(TEXT[:10], 0)
     model.extend(TEXT[10 : 10 + width], 1)
-    assert native.error([*TEXT[: 10 + width - n_dropped], 5, 4]) < NOISE
+    assert native.error([*TEXT[: 10 + width - n_dropped], 5, 4]) < native.noise
 
 
 class KeepsMarks(rollback.Native):
@@ -275,7 +274,7 @@ def test_a_way_that_does_not_work_is_not_taken(tiny_hybrid: Pair, monkeypatch: p
     opened.model.mark(5)
     opened.model.extend(TEXT[10:13], 1)
     assert opened.model.roll_back(12) == 0
-    assert opened.error(TEXT[:11]) < NOISE
+    assert opened.error(TEXT[:11]) < opened.noise
     opened.close()
 
 

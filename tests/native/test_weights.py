@@ -11,6 +11,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from conftest import Pair
 from gguf import GGUFValueType
 from support import tiny
 
@@ -162,3 +163,53 @@ def test_an_alignment_that_is_none(lying: Callable[..., str], value: Any) -> Non
     kind = STRING if isinstance(value, str) else UINT32
     with pytest.raises(header.GgufError, match=f"general.alignment is {value!r}, not a power of two"):
         header.read(lying(("general.alignment", kind, value)))
+
+
+CLOSING = """
+import sys, threading
+from specgguf import Cancelled, ConfigError, SpeculativeLlama
+
+CALLS = {
+    "tokenize": lambda llm: llm.tokenize("the list of words is in python ".encode() * 40),
+    "detokenize": lambda llm: llm.detokenize(range(5, 200)),
+    "render": lambda llm: llm.render([{"role": "user", "content": "the list of words " * 20}]),
+    "complete": lambda llm: llm.create_completion("the list of", max_tokens=3, temperature=0.0),
+}
+
+
+def loop(llm, call, busy, ended):
+    try:
+        for n in range(10**9):
+            CALLS[call](llm)
+            if n == 3:
+                busy.set()
+    except (ConfigError, Cancelled) as error:
+        ended.append(str(error))
+    finally:
+        busy.set()
+
+
+for i in range(20):
+    llm = SpeculativeLlama(sys.argv[1], n_ctx=512, n_threads=1)
+    started, ended = [], []
+    for call in CALLS:
+        busy = threading.Event()
+        thread = threading.Thread(target=loop, args=(llm, call, busy, ended))
+        thread.start()
+        busy.wait()
+        started.append(thread)
+    llm.close()
+    for thread in started:
+        thread.join()
+    assert len(ended) == len(CALLS), ended
+    assert all("closed" in text or "stopped" in text for text in ended), ended
+print("ended")
+"""
+
+
+def test_closing_while_other_threads_call_in_a_loop(tiny_chat: Pair) -> None:
+    """Twenty engines, each used by four threads when it is closed: a plain error for each."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", CLOSING, str(tiny_chat.target)], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ended\n", "")

@@ -144,7 +144,7 @@ WRONG: dict[str, tuple[Json, str | None]] = {
     "temperature a text": ({"temperature": "hot"}, "temperature"),
     "temperature below 0": ({"temperature": -1}, "temperature"),
     "temperature a bool": ({"temperature": True}, "temperature"),
-    "max_tokens 0": ({"max_tokens": 0}, "max_tokens"),
+    "max_tokens below -1": ({"max_tokens": -2}, "max_tokens"),
     "max_tokens a fraction": ({"max_tokens": 1.5}, "max_tokens"),
     "top_p 2": ({"top_p": 2}, "top_p"),
     "top_k a list": ({"top_k": [1]}, "top_k"),
@@ -154,7 +154,8 @@ WRONG: dict[str, tuple[Json, str | None]] = {
     "stop of numbers": ({"stop": [1, 2]}, "stop"),
     "10,000 stops": ({"stop": [str(i) for i in range(10_000)]}, "stop"),
     "a stop of a megabyte": ({"stop": "x" * 10**6}, "stop"),
-    "n 2": ({"n": 2}, "n"),
+    "n 0": ({"n": 0}, "n"),
+    "n 10,000": ({"n": 10_000}, "n"),
     "logit_bias a list": ({"logit_bias": [1]}, "logit_bias"),
     "logit_bias of words": ({"logit_bias": {"word": 1}}, "logit_bias"),
     "logit_bias too large": ({"logit_bias": {"1": 1e9}}, "logit_bias"),
@@ -192,11 +193,12 @@ WRONG_CHAT: dict[str, tuple[Json, str | None]] = {
 WRONG_COMPLETION: dict[str, tuple[Json, str | None]] = {
     "prompt a number": ({"prompt": 5}, "prompt"),
     "prompt empty": ({"prompt": []}, None),
-    "two prompts": ({"prompt": ["a", "b"]}, "prompt"),
+    "1,000 prompts": ({"prompt": ["a"] * 1000}, "prompt"),
+    "a prompt among numbers": ({"prompt": ["a", 5]}, "prompt"),
+    "best of more": ({"best_of": 3}, "best_of"),
     "prompt of an unknown id": ({"prompt": [999999]}, None),
     "prompt of fractions": ({"prompt": [1.5]}, "prompt"),
-    "logprobs a bool": ({"logprobs": True}, "logprobs"),
-    "echo with logprobs": ({"echo": True, "logprobs": 1}, "echo"),
+    "logprobs a text": ({"logprobs": "1"}, "logprobs"),
     "suffix without the tokens": ({"suffix": "x"}, None),
 }
 ALL_WRONG = [
@@ -259,6 +261,9 @@ def test_what_is_strange_but_right_is_answered(server: Running) -> None:
         {"seed": -(2**63), "temperature": 1e-300},
         {"temperature": 5e-324},
         {"user": "me", "n": 1, "best_of": 1},
+        {"prompt": ["a", "b"], "n": 2, "best_of": 2},
+        {"max_tokens": 0},
+        {"logprobs": True, "n_predict": 2},
         {"draft": "off"},
         {"draft": 2, "draft_max": 4},
     )
@@ -319,9 +324,10 @@ def test_no_body_makes_the_server_fail(server: Running, data: st.DataObject) -> 
     path, base, table = data.draw(
         st.sampled_from([(CHAT, ASK, fields.CHAT), (COMPLETIONS, COMPLETE, fields.COMPLETION)])
     )
-    names = data.draw(st.lists(st.sampled_from(sorted(table)), min_size=1, max_size=2))
+    names = data.draw(st.lists(st.sampled_from(sorted({**table, **fields.IGNORED})), min_size=1, max_size=2))
     body = {**base, **{name: data.draw(values) for name in names}}
-    body["max_tokens"] = body["max_tokens"] if isinstance(body["max_tokens"], bool | str | float) else 3
+    for name in ("max_tokens", "max_completion_tokens", "n_predict"):
+        body[name] = body[name] if isinstance(body.get(name), bool | str | float) else 3
     response = server.post_raw(path, json.dumps(body).encode())
     assert response.status_code in (200, 400, 404), (body, response.text)
     if response.status_code != 200:

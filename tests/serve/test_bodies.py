@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from specgguf.serve.protocols.bodies import BadRequest, Call, chat_call, completion_call, read
-from specgguf.serve.protocols.fields import CHAT, COMPLETION, NO_EFFECT
+from specgguf.serve.protocols.fields import CHAT, COMPLETION, IGNORED
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 MODELS = ("a", "b")
@@ -34,6 +34,7 @@ def test_fields_become_our_keywords() -> None:
     assert chat(stop="x").keywords["stop"] == ["x"]
     assert completion(logit_bias={"5": -100}).keywords["logit_bias"] == {5: -100.0}
     assert completion(prompt=["one"]).keywords["prompt"] == "one"
+    assert completion(prompt=["one", "two"]).prompts == ("one", "two")
     assert completion(prompt=[[1, 2]]).keywords["prompt"] == [1, 2]
     assert completion(prompt=[1, 2]).keywords["prompt"] == [1, 2]
     assert completion(max_tokens=3.0).keywords["max_tokens"] == 3
@@ -43,7 +44,7 @@ def test_fields_become_our_keywords() -> None:
 def test_what_has_no_effect_is_not_passed_on() -> None:
     call = chat(user="me", n=1, store=False, metadata={}, parallel_tool_calls=True, service_tier="auto")
     assert set(call.keywords) == {"messages", "stream"}
-    assert set(CHAT) | set(COMPLETION) >= NO_EFFECT
+    assert not set(IGNORED) & (set(CHAT) | set(COMPLETION))
 
 
 def test_stream_options() -> None:
@@ -79,3 +80,48 @@ def test_depth_within_the_limit_is_read(depth: int) -> None:
 
 def test_characters_of_all_planes_are_read() -> None:
     assert read('{"a": "é \\ud83d\\ude42 \\u0000"}'.encode()) == {"a": "é 🙂 \0"}
+
+
+def test_words_of_other_servers() -> None:
+    """Honoured where they mean something here, and taken where they say that something is off."""
+    assert completion(n_predict=5).keywords["max_tokens"] == 5
+    assert completion(n_predict=-1).keywords["max_tokens"] is None
+    assert chat(max_tokens=-1).keywords["max_tokens"] is None
+    assert "max_tokens" not in chat(max_tokens=0).keywords
+    assert completion(max_tokens=0).keywords["max_tokens"] == 0
+    assert chat(repetition_penalty=1.1).keywords["repeat_penalty"] == 1.1
+    assert chat(reasoning_effort="none").keywords["enable_thinking"] is False
+    assert "enable_thinking" not in chat(reasoning_effort="high").keywords
+    assert chat(n=3).n == 3
+    assert chat(logprobs=False, top_logprobs=0).keywords["logprobs"] is False
+    assert completion(logit_bias=[[5, -100], [6, False]]).keywords["logit_bias"] == {5: -100.0, 6: -100.0}
+    off: dict[str, Any] = {
+        "mirostat": 0,
+        "tfs_z": 1,
+        "xtc_probability": 0.0,
+        "dry_multiplier": 0,
+        "cache_prompt": True,
+        "typ_p": 1,
+    }
+    assert set(chat(**off, verbosity="low", unknown=None).keywords) == {"messages", "stream"}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"mirostat": 2}, {"xtc_probability": 0.5}, {"dry_multiplier": 0.8}, {"reasoning_effort": "most"}, {"n": 0}],
+)
+def test_what_cannot_be_honoured_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(BadRequest) as caught:
+        chat(**fields)
+    assert caught.value.param == next(iter(fields))
+
+
+def test_a_lenient_server_says_what_it_left_out() -> None:
+    body = {"messages": MESSAGES, "mirostat": 2, "temprature": 1, "chat_template_kwargs": {"x": 1}}
+    call = chat_call(body, models=MODELS, defaults={}, lenient=True)
+    assert call.ignored == ("mirostat", '"temprature"', "chat_template_kwargs.x")
+    with pytest.raises(BadRequest):
+        chat_call({**body, "temperature": "hot"}, models=MODELS, defaults={}, lenient=True)
+    assert (
+        chat_call({"messages": MESSAGES, "model": "gpt-4"}, models=("a", "*"), defaults={}).keywords["model"] == "gpt-4"
+    )

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 from specgguf.cli import open_pair
 from specgguf.cli.chat import oneshot
-from specgguf.cli.chat.input import prompt
+from specgguf.cli.chat.input import prompt, reader
 from specgguf.cli.main import cli
 from specgguf.cli.options import SETTINGS
 from specgguf.cli.settings import Settings
@@ -65,13 +65,16 @@ class Script:
     def __init__(self, lines: Sequence[str | BaseException]) -> None:
         self.lines = list(lines)
 
-    def read(self) -> str:
+    def read(self) -> prompt.Typed:
         if not self.lines:
             raise EOFError
         line = self.lines.pop(0)
         if isinstance(line, BaseException):
             raise line
-        return line
+        return prompt.typed(line)
+
+    def close(self) -> None:
+        """Nothing is left on it."""
 
 
 @pytest.fixture
@@ -101,7 +104,7 @@ def converse(run: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
     def do(*lines: str | BaseException, flags: Sequence[str] = (), **keywords: Any) -> Ran:
         with monkeypatch.context() as patch:
             patch.setattr(oneshot, "read_question", lambda _words: None)
-            patch.setattr(prompt, "keyboard", lambda *_, **__: Script(lines))
+            patch.setattr(reader, "open_reader", lambda *_, **__: Script(lines))
             return run("chat", *flags, **keywords)
 
     return do

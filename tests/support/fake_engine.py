@@ -151,7 +151,7 @@ class FakeEngine:
         )
         for stats in (self.last_stats, self.stats):
             stats.add(round)
-            stats.off_reason = "switched off" if resting else ""
+            stats.off_reason = "nobody wants it" if resting else ""
 
     def _hang(self) -> None:
         while not self._cancelled:

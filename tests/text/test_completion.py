@@ -145,8 +145,8 @@ def test_a_stream_begins_only_when_its_first_item_is_there() -> None:
     assert [c["choices"][0]["delta"] for c in empty] == [{"role": "assistant"}, {}]
 
 
-def spelt(text: str) -> list[Piece | Final]:
-    return [*(Piece(c, 1) for c in text), Final("eos", 7, len(text))]
+def spelt(text: str, reason: str = "eos") -> list[Piece | Final]:
+    return [*(Piece(c, 1) for c in text), Final(reason, 7, len(text))]
 
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
@@ -154,7 +154,7 @@ CALL = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
 
 def test_tool_calls() -> None:
     text = f"Let me see.\n{CALL}\n{CALL}"
-    choice = chat(HEAD, spelt(text), parse_tools=True)["choices"][0]
+    choice = chat(HEAD, spelt(text), tool_names=("f",))["choices"][0]
     assert choice["finish_reason"] == "tool_calls"
     assert choice["message"]["content"] == "Let me see."
     first, second = choice["message"]["tool_calls"]
@@ -165,7 +165,7 @@ def test_tool_calls() -> None:
     }
     assert second["id"] != first["id"]
 
-    chunks = list(chat_chunks(HEAD, spelt(text), parse_tools=True))
+    chunks = list(chat_chunks(HEAD, spelt(text), tool_names=("f",)))
     deltas = [c["choices"][0]["delta"] for c in chunks]
     assert len(chunks) == len(text) + 2, "the role, one per token, the end"
     assert "".join(d.get("content", "") for d in deltas) == "Let me see."
@@ -175,27 +175,27 @@ def test_tool_calls() -> None:
 
 
 def test_tool_calls_without_text_around_and_without_their_end() -> None:
-    assert chat(HEAD, spelt(CALL), parse_tools=True)["choices"][0]["message"]["content"] is None
+    assert chat(HEAD, spelt(CALL), tool_names=("f",))["choices"][0]["message"]["content"] is None
     unclosed = CALL.removesuffix("</tool_call>")
-    (call,) = chat(HEAD, spelt(unclosed), parse_tools=True)["choices"][0]["message"]["tool_calls"]
-    chunks = list(chat_chunks(HEAD, spelt(unclosed), parse_tools=True))
+    (call,) = chat(HEAD, spelt(unclosed), tool_names=("f",))["choices"][0]["message"]["tool_calls"]
+    chunks = list(chat_chunks(HEAD, spelt(unclosed), tool_names=("f",)))
     assert chunks[-2]["choices"][0]["delta"]["tool_calls"] == [{"index": 0, **call}]
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
 def test_calls_in_a_text_that_was_cut() -> None:
     items: list[Piece | Final] = [Piece(CALL, 1), Final("length", 7, 1)]
-    assert chat(HEAD, items, parse_tools=True)["choices"][0]["finish_reason"] == "length"
-    *_, last = chat_chunks(HEAD, items, parse_tools=True)
+    assert chat(HEAD, items, tool_names=("f",))["choices"][0]["finish_reason"] == "length"
+    *_, last = chat_chunks(HEAD, items, tool_names=("f",))
     assert last["choices"][0]["finish_reason"] == "length"
 
 
 def test_no_tool_calls_unless_asked_for() -> None:
-    for parse_tools, text in ((False, CALL), (True, "a <b> "), (True, "<tool_call>?</tool_call>")):
-        choice = chat(HEAD, spelt(text), parse_tools=parse_tools)["choices"][0]
+    for tools, text in (((), CALL), (("f",), "a <b> "), (("f",), "<tool_call>?</tool_call>")):
+        choice = chat(HEAD, spelt(text), tool_names=tools)["choices"][0]
         assert choice["message"] == {"role": "assistant", "content": text}
         assert choice["finish_reason"] == "stop"
-        deltas = [c["choices"][0]["delta"] for c in chat_chunks(HEAD, spelt(text), parse_tools=parse_tools)]
+        deltas = [c["choices"][0]["delta"] for c in chat_chunks(HEAD, spelt(text), tool_names=tools)]
         assert "".join(d.get("content", "") for d in deltas) == text
 
 
@@ -215,6 +215,24 @@ def test_a_forced_tools_chunks_add_up() -> None:
     assert "".join(call["function"].get("name", "") for call in calls) == "f"
     assert "".join(call["function"]["arguments"] for call in calls) == '{"x": 1}'
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_a_forced_call_that_was_cut_says_so() -> None:
+    items = spelt('{"x": ', reason="length")
+    assert chat(HEAD, items, forced_tool="f")["choices"][0]["finish_reason"] == "length"
+    *_, last = chat_chunks(HEAD, items, forced_tool="f")
+    assert last["choices"][0]["finish_reason"] == "length"
+
+
+def test_a_bare_call_of_a_tool_is_a_call() -> None:
+    text = '{"name": "f", "arguments": {"x": 1}}'
+    choice = chat(HEAD, spelt(text), tool_names=("f",))["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == (None, "tool_calls")
+    deltas = [c["choices"][0]["delta"] for c in chat_chunks(HEAD, spelt(text), tool_names=("f",))]
+    (call,) = [call for delta in deltas for call in delta.get("tool_calls", [])]
+    assert call["function"] == {"name": "f", "arguments": '{"x": 1}'}
+    assert not any(delta.get("content") for delta in deltas)
+    assert chat(HEAD, spelt(text), tool_names=("g",))["choices"][0]["message"]["content"] == text
 
 
 def test_items_are_not_kept_or_changed() -> None:

@@ -16,9 +16,9 @@ CALL = '<tool_call>\n{"name": "f", "arguments": {"x": "é"}}\n</tool_call>'
 PARSED = ToolCall("f", '{"x": "é"}')
 
 
-def parse(text: str, points: list[int]) -> list[str | ToolCall]:
+def parse(text: str, points: list[int], names: tuple[str, ...] = ()) -> list[str | ToolCall]:
     """Parts of `text` fed in pieces, neighbouring texts joined."""
-    parser = ToolCallParser()
+    parser = ToolCallParser(names)
     edges = [0, *sorted(points), len(text)]
     parts = [part for i, j in pairwise(edges) for part in parser.feed(text[i:j])] + parser.flush()
     joined: list[str | ToolCall] = []
@@ -118,3 +118,102 @@ def test_a_text_that_begins_inside_a_call() -> None:
 def test_wrong_choices_are_refused(tools: Any, choice: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
         choose(tools, choice)
+
+
+F = ToolCall("f", '{"x": 1}')
+FORMATS = {
+    "Qwen, Hermes": '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>',
+    "Qwen3-Coder": "<tool_call>\n<function=f>\n<parameter=x>\n1\n</parameter>\n</function>\n</tool_call>",
+    "Qwen2.5-Coder, in tags": '<tools>\n{"name": "f", "arguments": {"x": 1}}\n</tools>',
+    "Qwen2.5-Coder, bare": '{"name": "f", "arguments": {"x": 1}}',
+    "Qwen2.5-Coder, fenced": '```json\n{\n  "name": "f",\n  "arguments": {"x": 1}\n}\n```',
+    "Llama 3": '{"name": "f", "parameters": {"x": 1}}',
+    "Llama 3.1": '<|python_tag|>{"name": "f", "parameters": {"x": 1}}',
+    "Llama 3.2": "[f(x=1)]",
+    "Llama with a type": '{"type": "function", "name": "f", "parameters": {"x": 1}}',
+    "OpenAI's own": '[{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{\\"x\\": 1}"}}]',
+    "Mistral": '[TOOL_CALLS] [{"name": "f", "arguments": {"x": 1}}]',
+    "Mistral, without its control token": ' [{"name": "f", "arguments": {"x": 1}}]',
+    "Mistral since 2025": '[TOOL_CALLS]f[ARGS]{"x": 1}',
+    "DeepSeek V3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n"
+    '{"x": 1}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+    "DeepSeek V3.1": '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"x": 1}<｜tool▁call▁end｜>'
+    "<｜tool▁calls▁end｜>",
+    "Gemma": "```tool_code\nprint(f(x=1))\n```",
+    "FunctionGemma": "<start_function_call>call:f{x:1}<end_function_call>",
+}
+
+
+@pytest.mark.parametrize("text", FORMATS.values(), ids=FORMATS)
+def test_the_formats_of_common_templates(text: str) -> None:
+    assert parse(text, [], ("f", "g")) == [F]
+    assert parse(text, list(range(len(text))), ("f", "g")) == [F], "one character at a time"
+
+
+def test_several_calls() -> None:
+    one, two = '{"name": "f", "arguments": {"x": 1}}', '{"name": "g", "arguments": {}}'
+    both = [F, ToolCall("g", "{}")]
+    for text in (f"{one}\n{two}", f"[{one}, {two}]", f"```json\n{one}\n```\n```json\n{two}\n```", f"{one}; {two}"):
+        assert parse(text, [], ("f", "g")) == both, text
+    assert parse(f"[TOOL_CALLS] [{one}, {two}]", []) == both
+    assert parse('[TOOL_CALLS]f[ARGS]{"x": 1}[TOOL_CALLS]g[ARGS]{}', []) == both
+    text = 'call:f{x:1,s:<escape>a "b": {c}<escape>}'
+    (call,) = parse(f"<start_function_call>{text}<end_function_call>", [])
+    assert call == ToolCall("f", '{"x": 1, "s": "a \\"b\\": {c}"}')
+
+
+ORDINARY = [
+    '{"name": "Bob", "age": 7}',
+    '{"name": "f", "age": 7}',
+    '{"name": "h", "arguments": {"x": 1}}',
+    '{"name": "f"}',
+    '{"city": "Paris"}',
+    "[1, 2, 3]",
+    "[f is a function]",
+    'A call looks so:\n```json\n{"name": "f", "arguments": {"x": 1}}\n```',
+    '{"name": "f", "arguments": {"x": 1}} is how a call looks.',
+    '```json\n{"name": "f", "arguments": {"x": 1}}\n```\nThis calls f.',
+    "```python\nprint(g(1))\n```",
+    "```python\nprint('f')\n```",
+    '{"name": "f", "arguments": {"x": 1',
+    "f(x=1) is a call",
+    "```",
+    "{",
+    "{" * 5000,
+    "[" * 5000,
+    " ",
+]
+
+
+@pytest.mark.parametrize("text", ORDINARY, ids=lambda text: text[:30])
+def test_an_ordinary_answer_is_no_call(text: str) -> None:
+    assert parse(text, [], ("f", "g")) == [text]
+    assert parse(text, list(range(len(text)))[:200], ("f", "g")) == [text]
+
+
+def test_without_tools_nothing_bare_is_a_call() -> None:
+    assert parse(FORMATS["Qwen2.5-Coder, bare"], []) == [FORMATS["Qwen2.5-Coder, bare"]]
+
+
+def test_an_ordinary_answer_is_not_held_back() -> None:
+    parser = ToolCallParser(["get_weather"])
+    assert parser.feed('{"ci') == ['{"ci']
+    parser = ToolCallParser(["get_weather"])
+    assert parser.feed('{"name": "Bo') == ['{"name": "Bo']
+    parser = ToolCallParser(["get_weather"])
+    assert parser.feed("```python\nimport os") == ["```python\nimport os"]
+
+
+bare = st.lists(
+    st.sampled_from(
+        ['{"name"', ': "f"', ', "arguments"', ": {", "}", "[", "]", "```", "json\n", "\n", "f(", "x=1)", "a"]
+    ),
+    max_size=10,
+)
+
+
+@settings(derandomize=True, deadline=None, max_examples=300)
+@given(bare.map("".join), st.data())
+def test_the_split_of_bare_calls_does_not_matter(text: str, data: st.DataObject) -> None:
+    points = data.draw(st.lists(st.integers(0, len(text)), max_size=6))
+    assert parse(text, points, ("f",)) == parse(text, [], ("f",))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from specgguf.cli import keyboard
+
 if TYPE_CHECKING:
     from specgguf.cli.chat.chat_session import ChatSession
 
@@ -76,7 +78,8 @@ def edit(chat: ChatSession, _words: str) -> str | None:
     import click
 
     start = chat.conversation.unanswered or chat.conversation.undone
-    text = click.edit(start, extension=".md", require_save=not start)
+    with keyboard.given_back():
+        text = click.edit(start, extension=".md", require_save=not start)
     if text is None or not text.strip():
         chat.status.tell("nothing to send")
         return None

@@ -141,8 +141,8 @@ def arguments(path: Path, n_ctx: int, tell: Callable[[str], None]) -> Json:
         result["ok"] = refused if not wanted else not refused and bool(re.search(wanted, said))
         if "offloaded" in wanted and not offloads and not refused:
             result["ok"] = None  # a build for the CPU has nothing to say
-        verdict = {True: "ok", False: "NOT AS WANTED", None: "no GPU to ask"}[result["ok"]]
-        tell(f"  {name}: {verdict} {result.get('error', '')}")
+        shown = {True: "ok", False: "NOT AS WANTED", None: "no GPU to ask"}[result["ok"]]
+        tell(f"  {name}: {shown} {result.get('error', '')}")
     return found
 
 

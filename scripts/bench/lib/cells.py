@@ -236,8 +236,8 @@ def run(
     started, done = time.monotonic(), 0
 
     def tell() -> str:
-        rest = (time.monotonic() - started) / max(done, 1) * (left - done)
-        return f" tok/s; about {human_seconds(rest)} left" if rest >= 1 else " tok/s"
+        seconds_left = (time.monotonic() - started) / max(done, 1) * (left - done)
+        return f" tok/s; about {human_seconds(seconds_left)} left" if seconds_left >= 1 else " tok/s"
 
     for cell in cells:
         for _ in measure(plan, cell, runners, head, tell):

@@ -30,7 +30,7 @@ class RegimeRow:
         llama, ours, auto: tokens per second of llama_cpp.Llama, our engine without drafting, and auto.
         gain, low, high: auto over the faster of the two, and the range over the repeats.
         fixed, of_fixed: the fixed length that was best on odd repeats, and auto over it on even ones.
-        draft_n: tokens per round that auto drafted, resting ones included.
+        draft_n: tokens per round that auto drafted, those without a draft included.
         wanted: the gain that was asked for; met: whether everything was.
     """
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from specgguf.config import DraftConfig, SamplingParams, did_you_mean
 from specgguf.errors import ConfigError, SpecggufError
+from specgguf.serve.config import ANY_MODEL
 from specgguf.text.arguments import draft_config
 
-from .fields import CHAT, COMPLETION, NO_EFFECT, Check, short
+from .fields import ALIASES, CHAT, COMPLETION, IGNORED, MAX_ANSWERS, Check, short
 
 Json = dict[str, Any]
 
@@ -42,10 +43,15 @@ class Call:
     Attributes:
         keywords: for `create_completion` or `create_chat_completion`, `stream` among them.
         include_usage: a stream ends with a chunk of its own for `usage`.
+        n: answers to each prompt. prompts: of a completion, where there are several.
+        ignored: fields that nobody knows, where that is allowed.
     """
 
     keywords: Json
     include_usage: bool = False
+    n: int = 1
+    prompts: tuple[str | list[int], ...] = ()
+    ignored: tuple[str, ...] = ()
 
     @property
     def stream(self) -> bool:
@@ -108,65 +114,96 @@ def _check_text(text: str) -> None:
 # --- calls ------------------------------------------------------------------------------------------------
 
 
-def completion_call(body: Json, *, models: Collection[str], defaults: Mapping[str, Any]) -> Call:
-    """`/v1/completions`. See `chat_call`."""
-    values = _checked(body, COMPLETION, "prompt", models)
-    if values.get("echo") and values.get("logprobs") is not None:
-        raise BadRequest("echo with logprobs is not supported: ask for one of the two", param="echo")
-    return _call(values, defaults)
+def completion_call(body: Json, *, models: Collection[str], defaults: Mapping[str, Any], lenient: bool = False) -> Call:
+    """`/v1/completions`. See `chat_call`; max_tokens 0 is no token here, for the log-probabilities of a prompt."""
+    values, ignored = _checked(body, COMPLETION, "prompt", models, lenient)
+    prompts = tuple(values.pop("prompt"))
+    if values.get("best_of", 1) > values.get("n", 1):
+        raise BadRequest("best_of is not supported beyond n", param="best_of")
+    values.pop("best_of", None)
+    values["prompt"] = prompts[0]
+    if values.get("max_tokens") == 0 and values.get("stream"):
+        raise BadRequest("stream with max_tokens 0 has nothing to send", param="stream")
+    call = _call(values, defaults, ignored)
+    if len(prompts) * call.n > MAX_ANSWERS:
+        raise BadRequest(f"n for each prompt makes more than {MAX_ANSWERS} answers", param="n")
+    return replace(call, prompts=prompts)
 
 
-def chat_call(body: Json, *, models: Collection[str], defaults: Mapping[str, Any]) -> Call:
+def chat_call(body: Json, *, models: Collection[str], defaults: Mapping[str, Any], lenient: bool = False) -> Call:
     """`/v1/chat/completions`.
 
     Args:
         body: what `read` returned.
         models: the names that this server answers to.
         defaults: keywords for what the body leaves open.
+        lenient: fields that nobody knows are left out instead of refused.
 
     Raises:
         BadRequest: with the field that is wrong.
     """
-    values = _checked(body, CHAT, "messages", models)
-    if (limit := values.pop("max_completion_tokens", None)) is not None:
-        values["max_tokens"] = limit
+    values, ignored = _checked(body, CHAT, "messages", models, lenient)
+    if values.get("max_tokens") == 0:  # as in llama-cpp-python: no limit
+        del values["max_tokens"]
     for name, value in values.pop("chat_template_kwargs", {}).items():
-        if name != "enable_thinking" or not isinstance(value, bool):
+        if name not in ("enable_thinking", "thinking") or not isinstance(value, bool):
+            if lenient:
+                ignored = (*ignored, f"chat_template_kwargs.{name}")
+                continue
             raise BadRequest("chat_template_kwargs takes enable_thinking: true or false", param="chat_template_kwargs")
-        values.setdefault(name, value)
-    if values.get("top_logprobs") is not None and not values.get("logprobs"):
+        values.setdefault("enable_thinking", value)
+    effort = values.pop("reasoning_effort", None)
+    if effort == "none":
+        values.setdefault("enable_thinking", False)
+    if values.get("top_logprobs") and not values.get("logprobs"):
         raise BadRequest("top_logprobs needs logprobs: true", param="top_logprobs")
-    return _call(values, defaults)
+    return _call(values, defaults, ignored)
 
 
-def _checked(body: Json, checks: Mapping[str, Check], required: str, models: Collection[str]) -> Json:
-    """The fields of `body` that say something, each checked; null is the same as absent."""
+def _checked(
+    body: Json, checks: Mapping[str, Check], required: str, models: Collection[str], lenient: bool
+) -> tuple[Json, tuple[str, ...]]:
+    """The fields of `body` that say something, each checked, and those that are ignored; null is the same as absent."""
     if body.get(required) is None:
         raise BadRequest(f"{required} is missing", param=required)
-    values = {}
+    values: Json = {}
+    ignored = []
     for name, value in body.items():
-        if name not in checks:
-            hint = did_you_mean(name, checks)
-            raise BadRequest(f"unknown field {short(name)}" + (f": {hint}" if hint else ""), param=name)
+        check = checks.get(name) or IGNORED.get(name)
         if value is None:
             continue
+        if check is None:
+            if not lenient:
+                hint = did_you_mean(name[:100], checks)
+                raise BadRequest(f"unknown field {short(name)}" + (f": {hint}" if hint else ""), param=name)
+            ignored.append(short(name))
+            continue
         try:
-            checked = checks[name](name, value)
+            checked = check(name, value)
         except (ConfigError, SpecggufError) as error:
+            if lenient and name in IGNORED:
+                ignored.append(name)
+                continue
             raise BadRequest(str(error), param=name) from error
-        if name not in NO_EFFECT:
+        if name not in IGNORED:
             values[name] = checked
-    if "model" in values and values["model"] not in models and "*" not in models:
+    for name, ours in ALIASES.items():
+        if name in values:
+            values[ours] = values.pop(name)
+    if values.get("max_tokens") == -1:
+        values["max_tokens"] = None
+    if "model" in values and values["model"] not in models and ANY_MODEL not in models:
         raise BadRequest(
             f"there is no model {short(values['model'])} here; this server has {', '.join(models)}",
             param="model", code="model_not_found", status=404,
         )  # fmt: skip
-    return values
+    return values, tuple(ignored)
 
 
-def _call(values: Json, defaults: Mapping[str, Any]) -> Call:
+def _call(values: Json, defaults: Mapping[str, Any], ignored: tuple[str, ...]) -> Call:
     options = values.pop("stream_options", {})
     stream = values.setdefault("stream", False)
+    n = values.pop("n", 1)
     if options and not stream:
         raise BadRequest("stream_options needs stream: true", param="stream_options")
     for name, value in options.items():
@@ -184,4 +221,4 @@ def _call(values: Json, defaults: Mapping[str, Any]) -> Call:
     except ConfigError as error:
         param = next((name for name in values if str(error).startswith(name)), None)
         raise BadRequest(str(error), param=param) from error
-    return Call(keywords, bool(options.get("include_usage")))
+    return Call(keywords, bool(options.get("include_usage")), n, ignored=ignored)

@@ -16,6 +16,7 @@ from specgguf.text.messages import normalized
 
 Json = dict[str, Any]
 
+MAX_ANSWERS = 128  # prompts times n of one request
 MAX_STOP = 64
 MAX_STOP_LENGTH = 256
 
@@ -56,11 +57,29 @@ def _only(*allowed: Any) -> Check:
     """For what is taken only as if it had not been said."""
 
     def check(name: str, value: Any) -> Any:
-        if value not in allowed or isinstance(value, bool) != isinstance(allowed[0], bool):
-            raise ConfigError(f"{name} is not supported beyond {allowed[0]!r}")
+        if not any(value == neutral and isinstance(value, bool) == isinstance(neutral, bool) for neutral in allowed):
+            raise ConfigError(f"{name} is not supported beyond {json.dumps(allowed[0])}")
         return value
 
     return check
+
+
+def _any(_name: str, value: Any) -> Any:
+    return value
+
+
+def _one_of(*words: str) -> Check:
+    def check(name: str, value: Any) -> str:
+        if value not in words:
+            raise ConfigError(f"{name} must be one of {', '.join(words)}, not {short(value)}")
+        return str(value)
+
+    return check
+
+
+def _logprobs(name: str, value: Any) -> int | None:
+    """A number; llama-server's clients say false, and true for the most likely token alone."""
+    return (1 if value else None) if isinstance(value, bool) else _whole(0, 20)(name, value)
 
 
 def _stop(name: str, value: Any) -> list[str]:
@@ -75,6 +94,9 @@ def _stop(name: str, value: Any) -> list[str]:
 
 
 def _bias(name: str, value: Any) -> dict[int, float]:
+    """An object, or a list of pairs as llama-server has it."""
+    if isinstance(value, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in value):
+        value = {str(token): -100.0 if amount is False else amount for token, amount in value}
     if not isinstance(value, dict):
         raise ConfigError(f"{name} must map token ids to numbers, not {short(value)}")
     bias = {}
@@ -92,16 +114,17 @@ def _object(name: str, value: Any) -> Json:
     return value
 
 
-def _prompt(name: str, value: Any) -> str | list[int]:
-    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | list):
-        value = value[0]
-    if isinstance(value, list) and value and all(isinstance(item, str | list) for item in value):
-        raise ConfigError(f"{name} holds {len(value)} prompts: send one request for each")
-    if isinstance(value, list):
-        if not all(isinstance(t, int) and not isinstance(t, bool) for t in value):
-            raise ConfigError(f"{name} must be a text or a list of token ids")
-        return value
-    return _text(name, value)
+def _prompt(name: str, value: Any) -> list[str | list[int]]:
+    """One prompt or several: texts, or lists of token ids."""
+    several = isinstance(value, list) and bool(value) and all(isinstance(item, str | list) for item in value)
+    prompts = value if several else [value]
+    if len(prompts) > MAX_ANSWERS:
+        raise ConfigError(f"{name} holds {len(prompts)} prompts; at most {MAX_ANSWERS} are taken")
+    for prompt in prompts:
+        ids = isinstance(prompt, list) and all(isinstance(t, int) and not isinstance(t, bool) for t in prompt)
+        if not isinstance(prompt, str) and not ids:
+            raise ConfigError(f"{name} must be a text or a list of token ids, or a list of such")
+    return prompts
 
 
 def _messages(name: str, value: Any) -> list[Json]:
@@ -143,13 +166,15 @@ COMMON: Mapping[str, Check] = {
     "model": _text,
     "stream": _bool,
     "stream_options": _object,
-    "max_tokens": _whole(1),
+    "max_tokens": _whole(-1),
+    "n_predict": _whole(-1),
     "temperature": _number(0.0, 100.0),
     "top_k": _whole(-1),
     "top_p": _number(0.0, 1.0),
     "min_p": _number(0.0, 1.0),
     "typical_p": _number(0.0, 1.0),
     "repeat_penalty": _number(0.01, 100.0),
+    "repetition_penalty": _number(0.01, 100.0),
     "frequency_penalty": _number(-2.0, 2.0),
     "presence_penalty": _number(-2.0, 2.0),
     "seed": _whole(-(2**63)),
@@ -161,38 +186,85 @@ COMMON: Mapping[str, Check] = {
     "structured_outputs": _grammar,
     "draft": _draft,
     "draft_max": _whole(1, 16),
-    "n": _only(1),
-    "user": _text,
+    "n": _whole(1, MAX_ANSWERS),
 }
 COMPLETION: Mapping[str, Check] = {
     **COMMON,
     "prompt": _prompt,
     "suffix": _text,
     "echo": _bool,
-    "logprobs": _whole(0, 20),
-    "best_of": _only(1),
+    "logprobs": _logprobs,
+    "best_of": _whole(1, MAX_ANSWERS),
 }
 CHAT: Mapping[str, Check] = {
     **COMMON,
     "messages": _messages,
-    "max_completion_tokens": _whole(1),
+    "max_completion_tokens": _whole(-1),
     "tools": _tools,
     "tool_choice": _tool_choice,
-    "parallel_tool_calls": _bool,
     "response_format": _object,
     "logprobs": _bool,
     "top_logprobs": _whole(0, 20),
     "enable_thinking": _bool,
+    "reasoning_effort": _one_of("none", "minimal", "low", "medium", "high", "xhigh", "max"),
     "chat_template_kwargs": _object,
-    "store": _only(False),
-    "metadata": _object,
+}
+# What other servers' words are here.
+ALIASES = {"n_predict": "max_tokens", "max_completion_tokens": "max_tokens", "repetition_penalty": "repeat_penalty"}
+# Taken and without effect here: they speak of an account, or of a choice that this server does not have.
+NO_EFFECT: Mapping[str, Check] = {
+    "user": _text,
+    "parallel_tool_calls": _bool,
     "modalities": _only(["text"]),
+    "store": _bool,
+    "metadata": _object,
     "service_tier": _text,
     "safety_identifier": _text,
     "prompt_cache_key": _text,
+    "prompt_cache_retention": _text,
+    "verbosity": _one_of("low", "medium", "high"),
+    "prediction": _object,
+    "cache_prompt": _bool,
+    "reasoning_format": _text,
+    "timings_per_token": _bool,
+    "return_progress": _bool,
+    "id_slot": _whole(-1),
+    "slot_id": _whole(-1),
+    "n_keep": _whole(-1),
+    "repeat_last_n": _whole(-1),
+    "samplers": _any,
+    "min_keep": _whole(0),
 }
-# Taken and without effect here: they speak of an account or of a choice that this server does not have.
-NO_EFFECT = {
-    "n", "best_of", "user", "parallel_tool_calls", "store", "metadata", "modalities",
-    "service_tier", "safety_identifier", "prompt_cache_key",
-}  # fmt: skip
+# Other samplers and switches, taken where they say that they are off.
+NEUTRAL: Mapping[str, Check] = {
+    "mirostat": _only(0),
+    "mirostat_mode": _only(0),
+    "mirostat_tau": _number(0.0, 100.0),
+    "mirostat_eta": _number(0.0, 100.0),
+    "tfs_z": _only(1, 1.0),
+    "top_a": _only(0, 0.0),
+    "top_n_sigma": _only(-1, -1.0, 0, 0.0),
+    "typ_p": _only(1, 1.0),
+    "dynatemp_range": _only(0, 0.0),
+    "dynatemp_exponent": _number(0.0, 100.0),
+    "xtc_probability": _only(0, 0.0),
+    "xtc_threshold": _number(0.0, 1.0),
+    "dry_multiplier": _only(0, 0.0),
+    "dry_base": _number(0.0, 100.0),
+    "dry_allowed_length": _whole(0),
+    "dry_penalty_last_n": _whole(-1),
+    "dry_sequence_breakers": _any,
+    "n_probs": _only(0),
+    "use_beam_search": _only(False),
+    "length_penalty": _only(1, 1.0),
+    "early_stopping": _only(False),
+    "skip_special_tokens": _only(True),
+    "spaces_between_special_tokens": _bool,
+    "include_stop_str_in_output": _only(False),
+    "stop_token_ids": _only([]),
+    "bad_words": _only([]),
+    "add_generation_prompt": _only(True),
+    "continue_final_message": _bool,
+    "t_max_predict_ms": _only(0, -1),
+}
+IGNORED = {**NO_EFFECT, **NEUTRAL}

@@ -11,8 +11,11 @@ from typing import Any, Protocol
 
 from specgguf.serve.config import ServeConfig
 
+from . import several
 from .bodies import Call, chat_call, completion_call
 from .reply import Json, OpenAIEvents, Reply
+
+IGNORED_HEADER = "x-specgguf-ignored"  # of an answer: the fields that were left out of a lenient server's request
 
 
 class Engine(Protocol):
@@ -26,17 +29,41 @@ class Engine(Protocol):
 
 def completion_reply(engine: Engine, config: ServeConfig, body: Json) -> Reply:
     """`/v1/completions`."""
-    call = completion_call(body, models=config.names, defaults=config.defaults)
-    return _reply(engine.create_completion, call, config)
+    call = completion_call(body, models=config.names, defaults=config.defaults, lenient=config.lenient)
+    if call.keywords.get("max_tokens") == 0:
+        return reply_of(partial(_without_answer, engine.create_completion), call, config)
+    return reply_of(engine.create_completion, call, config)
+
+
+def _without_answer(create: Callable[..., Json], **keywords: Any) -> Json:
+    """A completion of no token, which says what the prompt's are worth: the engine's shortest has one."""
+    result = create(**{**keywords, "max_tokens": 1, "ignore_eos": True, "min_tokens": 0})
+    choice, usage = result["choices"][0], result["usage"]
+    choice |= {"text": keywords["prompt"] if keywords.get("echo") else "", "finish_reason": "length"}
+    if choice["logprobs"] is not None:
+        choice["logprobs"] = {name: values[:-1] for name, values in choice["logprobs"].items()}
+    result["usage"] = {**usage, "completion_tokens": 0, "total_tokens": usage["prompt_tokens"]}
+    return result
 
 
 def chat_reply(engine: Engine, config: ServeConfig, body: Json) -> Reply:
     """`/v1/chat/completions`."""
+    return reply_of(engine.create_chat_completion, checked_chat(config, body), config)
+
+
+def checked_chat(config: ServeConfig, body: Json) -> Call:
+    """A body of the chat, with the server's defaults."""
     thinking = {} if config.enable_thinking is None else {"enable_thinking": config.enable_thinking}
-    call = chat_call(body, models=config.names, defaults={**config.defaults, **thinking})
-    return _reply(engine.create_chat_completion, call, config)
+    defaults = {**config.defaults, **thinking}
+    return chat_call(body, models=config.names, defaults=defaults, lenient=config.lenient)
 
 
-def _reply(create: Callable[..., Any], call: Call, config: ServeConfig) -> Reply:
+def reply_of(create: Callable[..., Any], call: Call, config: ServeConfig) -> Reply:
+    """The engine's work for `call`."""
     model = call.keywords.setdefault("model", config.name)
-    return Reply(partial(create, **call.keywords), call.stream, model, events=partial(OpenAIEvents, call.include_usage))
+    prompts = [{"prompt": prompt} for prompt in call.prompts] or [{}]
+    asked = [call.keywords | prompt for prompt in prompts]
+    creates = [partial(create, **keywords) for one in asked for keywords in several.seeded(one, call.n)]
+    work = creates[0] if len(creates) == 1 else partial(several.stream if call.stream else several.whole, creates)
+    headers = {IGNORED_HEADER: ", ".join(call.ignored)} if call.ignored else {}
+    return Reply(work, call.stream, model, events=partial(OpenAIEvents, call.include_usage), headers=headers)

@@ -1,0 +1,1 @@
+"""Structured output, measured: real schemas, a model's answers, random schemas, and speed."""
