@@ -427,7 +427,7 @@ def test_a_new_turn_keeps_half_of_what_was_learned() -> None:
     """Another text may be easier; how far confidence can be trusted is the draft's, and stays."""
     made = controller(Q8)
     for _ in range(30):
-        drafted(made, Q8, (0.1, 0.0))
+        made.acceptance.observe((0.1,), (0.9,), stopped=False)
     before, given = made.acceptance.rate.mean, made.acceptance.given(0.9)
     assert before < 0.3
     made.new_turn()
