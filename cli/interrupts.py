@@ -7,14 +7,12 @@ is passed on by a thread, which the interpreter wakes through a pipe even then; 
 from __future__ import annotations
 
 import os
-import select
 import signal
 import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
-AGAIN_S = 0.05
 STOPPING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}  # an engine that reads a long prompt hears these, too
 
 
@@ -30,6 +28,7 @@ class Interrupts:
 
     def __init__(self, cancel: Callable[[], None]) -> None:
         self._cancel = cancel
+        self._pressed = False
         self._before: Any = None
         self._wakeup_before = -1
         self._write = -1
@@ -40,6 +39,12 @@ class Interrupts:
     def seen(self) -> bool:
         """Whether Ctrl-C was pressed."""
         return self.count > 0
+
+    def cancel_by(self, cancel: Callable[[], None]) -> None:
+        """From now on this is what Ctrl-C calls, and at once where it was pressed already."""
+        self._cancel = cancel
+        if self._pressed:
+            cancel()
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is not threading.main_thread():
@@ -63,18 +68,10 @@ class Interrupts:
         self._watcher.join()
 
     def _watch(self, read: int) -> None:
-        """Cancel from the first signal on; end when the other side of the pipe is closed.
-
-        Again and again: an engine that was just about to begin forgets what came before.
-        """
-        pressed = False
-        while True:
-            ready, _, _ = select.select([read], [], [], AGAIN_S if pressed else None)
-            numbers = os.read(read, 64) if ready else b""
-            if ready and not numbers:
-                break
-            pressed = pressed or not STOPPING.isdisjoint(numbers)
-            if pressed:
+        """Cancel at the first signal; end when the other side of the pipe is closed."""
+        while numbers := os.read(read, 64):
+            if not self._pressed and not STOPPING.isdisjoint(numbers):
+                self._pressed = True  # in this order: `cancel_by` that comes now calls it too
                 self._cancel()
         os.close(read)
 

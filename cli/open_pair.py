@@ -1,7 +1,6 @@
 """From settings to a loaded engine: the one door between the terminal program and the library.
 
-Everything else in this package sees the engine through the `Engine` protocol; tests put a scripted one
-behind `open_engine`.
+Tests put a scripted engine behind `open_engine`.
 """
 
 from __future__ import annotations
@@ -10,10 +9,10 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from specgguf.cli import exits, keyboard
 from specgguf.cli.pairing import Pair, pick
@@ -21,35 +20,15 @@ from specgguf.cli.settings import Settings
 from specgguf.cli.terminal import console
 from specgguf.cli.terminal.status import StatusOutput
 
-from specgguf.errors import Cancelled, SpecggufError
+from specgguf.errors import Cancelled, SpecggufError, Unsupported
 
 if TYPE_CHECKING:
-    from specgguf.decode.stats import Stats
+    from specgguf import SpeculativeLlama
 
 # Settings that are keywords of SpeculativeLlama, besides the pair itself.
 KEYWORDS = ("draft", "draft_max", "n_ctx", "n_gpu_layers", "n_threads", "flash_attn", "type_k", "type_v")
 TICK_S = 0.1
 LOUD = "WARNING: "  # how a notice begins that must not be missed
-
-
-class Engine(Protocol):
-    """What the program uses of `specgguf.SpeculativeLlama`."""
-
-    @property
-    def draft(self) -> int | str: ...
-    @draft.setter
-    def draft(self, value: int | str) -> None: ...
-    @property
-    def last_stats(self) -> Stats: ...
-    @property
-    def stats(self) -> Stats: ...
-    def n_ctx(self) -> int: ...
-    def render(self, messages: Sequence[dict[str, Any]], *, enable_thinking: bool | None = None) -> list[int]: ...
-    def detokenize(self, tokens: list[int], *, special: bool = False) -> bytes: ...
-    @property
-    def create_chat_completion(self) -> Callable[..., Any]: ...
-    def cancel(self) -> None: ...
-    def close(self) -> None: ...
 
 
 @dataclass
@@ -63,7 +42,7 @@ class Loaded:
         pair: what was loaded.
     """
 
-    engine: Engine
+    engine: SpeculativeLlama
     model: str
     draft_model: str = ""
     model_ref: str = ""
@@ -131,6 +110,17 @@ def switch(
     return found
 
 
+def check_template(loaded: Loaded) -> None:
+    """Say at once that a model cannot hold a conversation. Raises Unsupported."""
+    try:
+        loaded.engine.render([{"role": "user", "content": "x"}])
+    except Unsupported as error:
+        raise Unsupported(
+            f"{loaded.model}: {error}, so it cannot hold a conversation",
+            hint="take an instruct model: -m REF, or /model REF in a conversation (specgguf models list)",
+        ) from error
+
+
 def keywords(settings: Settings, pair: Pair) -> dict[str, Any]:
     """The keywords of SpeculativeLlama that settings and preset ask for; what nobody set is left out."""
     names = ["trace", *KEYWORDS, *(f"draft_{name}" for name in KEYWORDS[2:])]
@@ -164,15 +154,15 @@ def largest_n_ctx(settings: Settings, pair: Pair) -> int:
     return n_ctx
 
 
-def _load(pair: Pair, settings: Settings) -> Engine:
+def _load(pair: Pair, settings: Settings) -> SpeculativeLlama:
     from specgguf import SpeculativeLlama
 
     draft = str(pair.draft_model) if pair.draft_model is not None else None
-    engine: Engine = SpeculativeLlama(str(pair.model), draft, **keywords(settings, pair))
+    engine: SpeculativeLlama = SpeculativeLlama(str(pair.model), draft, **keywords(settings, pair))
     return engine
 
 
-def _wait_for(load: Any, what: str, status: StatusOutput, *, can_stop: bool) -> Engine:
+def _wait_for(load: Any, what: str, status: StatusOutput, *, can_stop: bool) -> SpeculativeLlama:
     """Load in a thread, so that the seconds tick and Ctrl-C is heard at once.
 
     The native loader cannot be stopped: what it still brings after that is closed.
@@ -210,7 +200,7 @@ def _wait_for(load: Any, what: str, status: StatusOutput, *, can_stop: bool) -> 
     status.clear()
     if "error" in result:
         raise result["error"]
-    engine: Engine = result["engine"]
+    engine: SpeculativeLlama = result["engine"]
     return engine
 
 

@@ -7,33 +7,30 @@ text by `text`, dicts by `completion`.
 
 from __future__ import annotations
 
+import inspect
 import random
 import time
 import uuid
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Unpack, overload
 
 from .calls import ChatOptions, Chunks, CompletionOptions, Json, Messages, Prompt, Reply, Streamed, Whole
 from .config import DraftConfig, SamplingParams, parse_draft
 from .control.trace import Trace, to_file
-from .decode.records import Round
+from .decode.generation import Generation, check_prompt
 from .decode.stats import Stats
-from .decode.step import check_prompt
 from .errors import ConfigError, Unsupported
 from .grammar.cursor import compile_grammar
 from .loading import open_pair
-from .text import completion
 from .text import tokenize as prompts
 from .text.arguments import completion_params, draft_config, token_ids, tool_request
-from .text.completion import Final, ResponseMetadata
-from .text.control_texts import Rendered
-from .text.detokenize import Piece, TextCutter
+from .text.completion import ChatCompletion, Completion, ResponseMetadata, TextCompletion
+from .text.detokenize import Detokenizer, ReasoningSplitter, open_reasoning
 from .text.logprobs import LogprobWriter
-from .text.template import ChatTemplate
-
-Items = Iterator[Piece | Final]
+from .text.stream import ChunkStream
+from .text.template import ChatTemplate, RenderedPrompt
 
 
 class SpeculativeLlama:
@@ -215,17 +212,16 @@ class SpeculativeLlama:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         enable_thinking: bool | None = None,
-    ) -> list[int]:
+    ) -> RenderedPrompt:
         """The prompt's token ids of a conversation, by the model's own template, with exactly one BOS.
 
         Raises:
             ContextFull: it is so long that no tokens could make it fit.
         """
-        return self._rendered(self._template.render(messages, tools=tools, enable_thinking=enable_thinking))
-
-    def _rendered(self, prompt: Rendered) -> list[int]:
+        prompt = self._template.render(messages, tools=tools, enable_thinking=enable_thinking)
         add_bos = not self._template.has_bos(prompt)
-        return prompts.rendered_ids(self._pair.weights, prompt, add_bos=add_bos, n_ctx=self.n_ctx())
+        tokens = prompts.rendered_ids(self._pair.weights, prompt, add_bos=add_bos, n_ctx=self.n_ctx())
+        return RenderedPrompt(tokens, open_reasoning(prompt))
 
     @property
     def _template(self) -> ChatTemplate:
@@ -242,20 +238,25 @@ class SpeculativeLlama:
         *,
         draft: int | str | None = None,
         draft_max: int | None = None,
-    ) -> Iterator[Round]:
-        """Rounds of tokens after a prompt of token ids: the engine itself, without text or dicts.
+        timeout: float | None = None,
+    ) -> Generation:
+        """What follows a prompt of token ids: chunks of text, or with `rounds()` the rounds they came in.
 
         Raises:
             ConfigError, ContextFull: at once, before anything is decoded.
             Cancelled, Busy, BackendError: while iterating.
         """
-        params = params or SamplingParams()
-        rounds, _ = self._rounds(tokens, params, draft_config(self._config, draft, draft_max))
-        return rounds
+        config = draft_config(self._config, draft, draft_max)
+        return self._generation(tokens, params or SamplingParams(), config, timeout)
 
-    def _rounds(
-        self, prompt: Sequence[int], params: SamplingParams, config: DraftConfig, timeout: float | None = None
-    ) -> tuple[Iterator[Round], TextCutter]:
+    def _generation(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        config: DraftConfig,
+        timeout: float | None,
+        splitter: ReasoningSplitter | None = None,
+    ) -> Generation:
         n_ctx = self.n_ctx()
         prompt = token_ids(prompt)
         check_prompt(prompt, n_ctx)
@@ -263,38 +264,22 @@ class SpeculativeLlama:
             raise ConfigError(f"the prompt holds an id that this model lacks; its ids are 0 to {self.n_vocab() - 1}")
         if params.seed is None and self._seeds is not None:
             params = replace(params, seed=self._seeds.getrandbits(63))
-        room = n_ctx - len(prompt)
-        max_tokens = room if params.max_tokens is None or params.max_tokens <= 0 else min(params.max_tokens, room)
+        n_left = n_ctx - len(prompt)
+        max_tokens = n_left if params.max_tokens is None or params.max_tokens <= 0 else min(params.max_tokens, n_left)
         grammar = None
         if params.grammar is not None:
             with self._pair.weights.in_use() as weights:
                 grammar = compile_grammar(params.grammar, weights.grammar_tokenizer)
-        cutter = TextCutter(self._piece, eog=self._engine.target.eog, stop=params.stop, max_tokens=max_tokens)
-        rounds = self._engine.generate(
-            prompt, params, config=config, cutter=cutter, grammar=grammar, max_tokens=max_tokens, timeout=timeout
+        detokenizer = Detokenizer(self._piece, eog=self._engine.target.eog, stop=params.stop, max_tokens=max_tokens)
+        return self._engine.generate(
+            prompt,
+            params,
+            config=config,
+            text=ChunkStream(detokenizer, splitter),
+            grammar=grammar,
+            max_tokens=max_tokens,
+            timeout=timeout,
         )
-        return rounds, cutter
-
-    def _items(
-        self, prompt: Sequence[int], params: SamplingParams, config: DraftConfig, timeout: float | None
-    ) -> Items:
-        """Checked now, run when iterated: a piece per token, then how it ended."""
-        rounds, cutter = self._rounds(prompt, params, config, timeout)
-
-        def items() -> Items:
-            reason, stats = None, self.last_stats
-            try:
-                for round in rounds:
-                    stats = self.last_stats  # another thread's generation begins its own
-                    yield from cutter.take(round.n_from_draft, round.logprobs)
-                    reason = round.finish_reason
-            finally:
-                rounds.close()  # type: ignore[attr-defined]
-            if reason is None and (held := cutter.flush()):
-                yield Piece(held, -1)
-            yield Final(reason or "length", len(prompt), cutter.n_tokens, stats.timings())
-
-        return items()
 
     @overload
     def create_completion(self, prompt: Prompt, *, stream: Streamed, **o: Unpack[CompletionOptions]) -> Chunks: ...
@@ -348,19 +333,30 @@ class SpeculativeLlama:
         Raises:
             ConfigError, Unsupported, ContextFull: at once. Cancelled, Busy, BackendError: while generating.
         """
-        params, config = completion_params(self._config, locals())
-        if echo and logprobs is not None:
+        reply = self._complete(locals())
+        return reply.chunks() if stream else reply.whole()
+
+    def complete(self, prompt: Prompt, **options: Unpack[CompletionOptions]) -> Completion:
+        """`create_completion` as an object: its dict, its chunks, and the generation behind them."""
+        return self._complete(_with_defaults(self.create_completion, prompt, options))
+
+    def _complete(self, call: Mapping[str, Any]) -> Completion:
+        params, config = completion_params(self._config, call)
+        prompt, suffix, echo = call["prompt"], call["suffix"], call["echo"]
+        if echo and call["logprobs"] is not None:
             raise Unsupported("echo with logprobs is not supported", hint="ask for one of the two")
         tokens = prompts.prompt_ids(self._pair.weights, prompt, suffix, self.n_ctx())
         text = prompt if isinstance(prompt, str) else self.detokenize(prompt).decode("utf-8", "ignore")
-        items = self._items(tokens, params, config, timeout)
-        head = ResponseMetadata(f"cmpl-{uuid.uuid4()}", int(time.time()), model or self.model_path)
-        writer = LogprobWriter(self._piece, len(text)) if logprobs is not None else None
-        echoed = text if echo else ""
-        if stream:
-            return completion.completion_chunks(head, items, echo=echoed, logprobs=writer)
-        with self._engine.lock(timeout):
-            return completion.completion(head, items, echo=echoed, logprobs=writer)
+        return TextCompletion(
+            self._metadata_of(call),
+            self._generation(tokens, params, config, call["timeout"]),
+            lock=lambda: self._engine.lock(call["timeout"]),
+            logprobs=LogprobWriter(self._piece, len(text)) if call["logprobs"] is not None else None,
+            echo=text if echo else "",
+        )
+
+    def _metadata_of(self, call: Mapping[str, Any]) -> ResponseMetadata:
+        return ResponseMetadata(f"cmpl-{uuid.uuid4()}", int(time.time()), call["model"] or self.model_path)
 
     @overload
     def __call__(self, prompt: Prompt, *, stream: Streamed, **o: Unpack[CompletionOptions]) -> Chunks: ...
@@ -428,24 +424,35 @@ class SpeculativeLlama:
         Args:
             enable_thinking: passed to the template; None leaves the choice to it.
         """
-        request = tool_request(tools, tool_choice, response_format, functions, function_call)
+        reply = self._chat(locals())
+        return reply.chunks() if stream else reply.whole()
+
+    def chat(self, messages: Messages | RenderedPrompt, **options: Unpack[ChatOptions]) -> Completion:
+        """`create_chat_completion` as an object: its dict, its chunks, and the generation behind them. Takes a prompt
+        that `render` made in place of messages: it is not rendered again."""
+        return self._chat(_with_defaults(self.create_chat_completion, messages, options))
+
+    def _chat(self, call: Mapping[str, Any]) -> Completion:
+        names = ("tools", "tool_choice", "response_format", "functions", "function_call")
+        request = tool_request(*(call[name] for name in names))
         if request.tools and not request.forced and not self._template.knows_tools:
             raise Unsupported("this model's chat template knows no tools", hint="force one with tool_choice")
-        grammar = request.grammar if grammar is None else grammar
-        wanted = (top_logprobs or 0) if logprobs else None
-        params, config = completion_params(self._config, {**locals(), "logprobs": wanted})
+        grammar = request.grammar if call["grammar"] is None else call["grammar"]
+        n_top = (call["top_logprobs"] or 0) if call["logprobs"] else None
+        params, config = completion_params(self._config, {**call, "grammar": grammar, "logprobs": n_top})
         params = replace(params, stop=(*params.stop, *self._template.stop))
-        prompt = self._template.render(messages, tools=request.tools, enable_thinking=enable_thinking)
-        tokens = self._rendered(prompt)
-        items = self._items(tokens, params, config, timeout)
-        head = ResponseMetadata(f"cmpl-{uuid.uuid4()}", int(time.time()), model or self.model_path)
-        writer = LogprobWriter(self._piece) if logprobs else None
-        how: Json = {"logprobs": writer, "tool_names": request.names, "forced_tool": request.forced}
-        how["is_call"] = request.is_required
-        if stream:
-            return completion.chat_chunks(head, items, **how)
-        with self._engine.lock(timeout):
-            return completion.chat(head, items, **how)
+        prompt = call["messages"]
+        if not isinstance(prompt, RenderedPrompt):
+            prompt = self.render(prompt, tools=request.tools, enable_thinking=call["enable_thinking"])
+        return ChatCompletion(
+            self._metadata_of(call),
+            self._generation(prompt, params, config, call["timeout"], ReasoningSplitter(prompt.reasoning_tag)),
+            lock=lambda: self._engine.lock(call["timeout"]),
+            logprobs=LogprobWriter(self._piece) if call["logprobs"] else None,
+            tool_names=request.names,
+            forced_tool=request.forced,
+            is_call=request.is_required,
+        )
 
     def create_chat_completion_openai_v1(self, *args: Any, **keywords: Any) -> Any:
         """`create_chat_completion`, as the `openai` package's objects."""
@@ -497,3 +504,12 @@ class SpeculativeLlama:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _with_defaults(call: Callable[..., Any], prompt: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """All arguments of `call`, those that `options` leaves open with their defaults."""
+    if unknown := sorted(set(options) - set(inspect.signature(call).parameters)):
+        raise ConfigError(f"unknown keyword '{unknown[0]}'")
+    bound = inspect.signature(call).bind(prompt, **options)
+    bound.apply_defaults()
+    return dict(bound.arguments)

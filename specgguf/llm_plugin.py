@@ -72,30 +72,21 @@ class Model(llm.Model):
             raise llm.ModelError(f"{error} ({error.hint})" if error.hint else str(error)) from error
 
     def _answer(self, prompt: Any, response: Any) -> Iterator[str | StreamEvent]:
-        from .text.detokenize import ReasoningSplitter, open_reasoning
-
         options = {k: v for k, v in prompt.options.model_dump().items() if v is not None}
         engine, sampling = _open(self.model_id, options.pop("n_ctx", None))
         keywords = {**sampling, **options}
         keywords["enable_thinking"] = keywords.pop("thinking", None)
         if prompt.schema:
             keywords["response_format"] = {"type": "json_object", "schema": prompt.schema}
-        messages = _messages(prompt)
-        start = engine.render(messages, enable_thinking=keywords["enable_thinking"])[-16:]
-        splitter = ReasoningSplitter(open_reasoning(engine.detokenize(start, special=True).decode("utf-8", "replace")))
-        last: dict[str, Any] = {}
-        for chunk in engine.create_chat_completion(messages, stream=True, **keywords):
-            last = chunk
-            yield from _events(splitter.feed(chunk["choices"][0]["delta"].get("content") or ""))
-        yield from _events(splitter.flush())
-        usage, timings = last["usage"], last["timings"]
+        reply = engine.chat(_messages(prompt), **keywords)
+        for chunk in reply.generation:
+            if chunk.reasoning:
+                yield StreamEvent(type="reasoning", chunk=chunk.reasoning)
+            if chunk.text:
+                yield StreamEvent(type="text", chunk=chunk.text)
+        usage, timings = reply.usage(), reply.generation.stats.timings()
         details = {name: timings[name] for name in ("cache_n", "draft_n", "draft_n_accepted")}
         response.set_usage(input=usage["prompt_tokens"], output=usage["completion_tokens"], details=details)
-
-
-def _events(parts: list[tuple[str, str]]) -> Iterator[StreamEvent]:
-    for kind, text in parts:
-        yield StreamEvent(type="reasoning" if kind == "reasoning" else "text", chunk=text)
 
 
 def _messages(prompt: Any) -> list[dict[str, str]]:

@@ -21,13 +21,14 @@ from support import models, tiny
 
 from specgguf import SamplingParams, SpeculativeLlama
 from specgguf.config import DraftConfig
-from specgguf.decode.step import _Run
+from specgguf.decode.run import Run
 from specgguf.engine import Engine
 from specgguf.errors import SpecggufError
 from specgguf.grammar.cursor import compile_grammar
 from specgguf.native import backend, context
 from specgguf.native.sequence import common_prefix
-from specgguf.text.detokenize import TextCutter
+from specgguf.text.detokenize import Detokenizer
+from specgguf.text.stream import ChunkStream
 
 Json = dict[str, Any]
 Make = Callable[..., SpeculativeLlama]
@@ -108,7 +109,7 @@ def caches_hold(llm: SpeculativeLlama, text: Sequence[int]) -> None:
 def tokens_of(llm: SpeculativeLlama, prompt: Sequence[int], **keywords: Any) -> list[int]:
     draft = keywords.pop("draft", None)
     params = SamplingParams(**{"temperature": 0.0, "max_tokens": 40, **keywords})
-    return [token for round in llm.generate(prompt, params, draft=draft) for token in round.tokens]
+    return [token for round in llm.generate(prompt, params, draft=draft).rounds() for token in round.tokens]
 
 
 @pytest.mark.parametrize("memory", ["dense", "sliding", "native", "checkpoint"])
@@ -119,7 +120,7 @@ def test_a_warm_turn_reads_only_what_is_new_on_both_models(make: Make, memory: s
     answer = tokens_of(llm, prompt, max_tokens=24, ignore_eos=True)
     assert llm.last_stats.draft_n > 0
     new = llm.tokenize(b" and then another question", add_bos=False)
-    rounds = llm.generate([*prompt, *answer, *new], SamplingParams(max_tokens=8), draft=3)
+    rounds = llm.generate([*prompt, *answer, *new], SamplingParams(max_tokens=8), draft=3).rounds()
     first = next(rounds)
     rounds.close()  # type: ignore[attr-defined]
     most = len(new) + 12
@@ -135,7 +136,7 @@ def until_one_ends_in_a_block(llm: SpeculativeLlama, n_tries: int, **params: Any
     prompt = llm.tokenize(ASK.encode())
     for seed in range(n_tries):
         sampled = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=seed, **params)
-        rounds = list(llm.generate(prompt, sampled))
+        rounds = list(llm.generate(prompt, sampled).rounds())
         last = rounds[-1]
         if last.finish_reason != "length" and last.n_from_draft == len(last.tokens) > 1:
             return [*prompt, *(token for round in rounds for token in round.tokens)]
@@ -212,9 +213,9 @@ def test_a_grammar_with_a_draft_that_does_not_know_the_ends(make: Make) -> None:
     for seed in range(20):
         params = SamplingParams(temperature=1.0, seed=seed, logit_bias=ends)
         grammar = compile_grammar("root ::= [a-z]*", llm._pair.weights.grammar_tokenizer)
-        cutter = TextCutter(llm._piece, eog=target.eog, max_tokens=30)
+        text = ChunkStream(Detokenizer(llm._piece, eog=target.eog, max_tokens=30))
         prompt = llm.tokenize(ASK.encode())
-        rounds = list(engine.generate(prompt, params, cutter=cutter, grammar=grammar, max_tokens=30))
+        rounds = list(engine.generate(prompt, params, text=text, grammar=grammar, max_tokens=30).rounds())
         n_drafted += sum(round.n_from_draft for round in rounds if round.finish_reason == "eos")
     assert n_drafted > 0
     draft.eog = target.eog
@@ -265,7 +266,7 @@ import sys
 from specgguf import SamplingParams, SpeculativeLlama
 llm = SpeculativeLlama(sys.argv[1], sys.argv[2], n_ctx=256, n_threads=1, n_threads_batch=1, draft=3)
 params = SamplingParams(temperature=1.0, seed=int(sys.argv[3]), max_tokens=60, ignore_eos=True)
-print([t for r in llm.generate(llm.tokenize(b"a word"), params) for t in r.tokens])
+print([t for r in llm.generate(llm.tokenize(b"a word"), params).rounds() for t in r.tokens])
 {end}
 """
 
@@ -285,7 +286,9 @@ def test_a_seed_repeats_in_another_process_and_nothing_is_written_to_stderr(tiny
     assert len(runs[0].stdout) > 100
 
 
-@pytest.mark.parametrize("end", ["raise SystemExit(3)", "rounds = llm.generate([1], params); next(rounds); 1 / 0"])
+@pytest.mark.parametrize(
+    "end", ["raise SystemExit(3)", "rounds = llm.generate([1], params).rounds(); next(rounds); 1 / 0"]
+)
 def test_an_exit_by_an_exception_is_quiet_too(tiny_chat: Pair, end: str) -> None:
     run = another_process(tiny_chat, 0, end)
     wanted = [] if "SystemExit" in end else ["ZeroDivisionError: division by zero"]
@@ -478,7 +481,9 @@ def test_the_draft_reads_nothing_before_the_first_token(make: Make, monkeypatch:
     """With draft="auto" the first token waits for the target alone; then the draft catches up."""
     monkeypatch.setattr("specgguf.engine.costs_for", lambda *_: paying())
     llm = make(draft="auto")
-    rounds = llm.generate(llm.tokenize((ASK * 10).encode()), SamplingParams(temperature=1.0, ignore_eos=True, seed=1))
+    rounds = llm.generate(
+        llm.tokenize((ASK * 10).encode()), SamplingParams(temperature=1.0, ignore_eos=True, seed=1)
+    ).rounds()
     draft = llm._engine.draft_model
     assert draft is not None
     next(rounds)
@@ -499,7 +504,7 @@ MEASURED = """
 import os, sys
 from specgguf import SamplingParams, SpeculativeLlama
 llm = SpeculativeLlama(sys.argv[1], sys.argv[1], n_ctx=int(sys.argv[2]), n_threads=1, n_threads_batch=1, draft=3)
-for r in llm.generate([5] * 200, SamplingParams(max_tokens=20, logprobs=2, ignore_eos=True)): pass
+for r in llm.generate([5] * 200, SamplingParams(max_tokens=20, logprobs=2, ignore_eos=True)).rounds(): pass
 assert llm.stats.draft_n > 0
 print(int(open("/proc/self/statm").read().split()[0]) * os.sysconf("SC_PAGESIZE") / 2**20)
 """
@@ -574,14 +579,14 @@ def test_a_cache_that_keeps_what_the_text_lost_is_seen(make: Make, monkeypatch: 
 def test_a_cut_after_the_rewind_is_seen(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Statistics, caches and text by the uncut block."""
     llm = make(draft=5)
-    monkeypatch.setattr(TextCutter, "cut", lambda cutter, tokens: (len(tokens), None))
+    monkeypatch.setattr(Detokenizer, "check", lambda stop_check, tokens: (len(tokens), None))
     with pytest.raises(AssertionError):
         test_max_tokens_are_delivered_exactly(llm, 4)
 
 
 def test_a_loop_that_does_not_settle_is_seen(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = make()
-    monkeypatch.setattr(_Run, "synchronise", lambda run: None)
+    monkeypatch.setattr(Run, "synchronise", lambda run: None)
     prompt = llm.tokenize(ASK.encode())
     with pytest.raises(AssertionError):
         caches_hold(llm, [*prompt, *tokens_of(llm, prompt, max_tokens=20)])

@@ -20,6 +20,7 @@ from conftest import Pair
 from support.serve_support import WAIT_S, until
 
 from specgguf import Busy, Cancelled, ConfigError, ContextFull, SamplingParams, SpeculativeLlama
+from specgguf.errors import BackendError
 from specgguf.native import backend
 
 N_CTX = 2048
@@ -71,6 +72,24 @@ def is_sound(llm: SpeculativeLlama, reference: SpeculativeLlama, prompt: str = P
     text(llm, prompt)
     assert llm.last_stats.draft_n_accepted == n_accepted
     return n_cached
+
+
+def test_a_draft_model_that_fails_is_given_up_for_the_answer(
+    llm: SpeculativeLlama, reference: SpeculativeLlama, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plain decoding would go on, and so does this; the next answer is drafted again."""
+
+    def failing(*_arguments: Any) -> Any:
+        raise BackendError("no numbers")
+
+    assert llm._engine.draft_model is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(llm._engine.draft_model, "extend", failing)
+        assert text(llm) == text(reference)
+        assert llm.last_stats.draft_n == 0
+        assert llm.last_stats.off_reason == "drafting is off: the draft model failed: no numbers"
+    assert text(llm) == text(reference)
+    assert llm.last_stats.draft_n > 0
 
 
 class Background:
@@ -152,7 +171,9 @@ def test_a_newer_generation_takes_over(llm: SpeculativeLlama, reference: Specula
 
 def test_a_suspended_stream_is_taken_over_by_its_twin(llm: SpeculativeLlama) -> None:
     """Two streams in turn: the one that began last goes on, the other ends at once."""
-    rounds = [llm.generate(llm.tokenize(PROMPT.encode()), SamplingParams(**GREEDY, max_tokens=50)) for _ in range(2)]
+    rounds = [
+        llm.generate(llm.tokenize(PROMPT.encode()), SamplingParams(**GREEDY, max_tokens=50)).rounds() for _ in range(2)
+    ]
     next(rounds[0])
     next(rounds[1])
     with pytest.raises(Busy):
@@ -223,7 +244,7 @@ CLOSED: dict[str, Callable[[SpeculativeLlama], object]] = {
 def closed(make: Callable[..., SpeculativeLlama]) -> SpeculativeLlama:
     """Closed in the middle of a generation, whose iterator is still held when it is resumed."""
     llm = make()
-    rounds = llm.generate(llm.tokenize(PROMPT.encode()), SamplingParams(temperature=0.0, max_tokens=40))
+    rounds = llm.generate(llm.tokenize(PROMPT.encode()), SamplingParams(temperature=0.0, max_tokens=40)).rounds()
     next(rounds)
     llm.close()
     with pytest.raises(ConfigError, match="closed"):
@@ -276,7 +297,7 @@ def test_cancel_without_a_generation_does_nothing(llm: SpeculativeLlama, referen
 
 def test_cancel_before_the_first_round_is_heard(llm: SpeculativeLlama, reference: SpeculativeLlama) -> None:
     """By the generation that was asked for, and by no later one."""
-    rounds = llm.generate(llm.tokenize(PROMPT.encode()), SamplingParams(max_tokens=8))
+    rounds = llm.generate(llm.tokenize(PROMPT.encode()), SamplingParams(max_tokens=8)).rounds()
     llm.cancel()
     with pytest.raises(Cancelled):
         next(rounds)
@@ -448,7 +469,7 @@ def test_memory_is_flat(make: Callable[..., SpeculativeLlama]) -> None:
     sizes = []
     for turn in range(20):
         params = SamplingParams(temperature=1.0, seed=turn, ignore_eos=True, max_tokens=1500)
-        n_rounds = sum(1 for _ in itertools.islice(llm.generate(ids, params), 200))
+        n_rounds = sum(1 for _ in itertools.islice(llm.generate(ids, params).rounds(), 200))
         assert n_rounds == 200
         with open("/proc/self/statm") as file:
             sizes.append(int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE") / 2**20)
@@ -480,7 +501,7 @@ def in_a_fork(child: Callable[[], Any]) -> str:
 
 def test_a_fork_cannot_use_what_its_parent_loaded(llm: SpeculativeLlama, reference: SpeculativeLlama) -> None:
     """With more than one thread a decode would wait for ever for threads that a fork does not have."""
-    begun = llm.generate(llm.tokenize(PROMPT.encode()), SamplingParams(temperature=0.0))
+    begun = llm.generate(llm.tokenize(PROMPT.encode()), SamplingParams(temperature=0.0)).rounds()
     next(begun)
     attempts: list[Callable[[], Any]] = [
         lambda: text(llm),
@@ -518,7 +539,7 @@ def test_a_fork_frees_nothing_and_waits_for_nobody(
 
 
 def test_a_fork_drops_a_suspended_stream_without_the_lock(llm: SpeculativeLlama, reference: SpeculativeLlama) -> None:
-    begun = llm.generate(llm.tokenize(PROMPT.encode()), SamplingParams(temperature=0.0))
+    begun = llm.generate(llm.tokenize(PROMPT.encode()), SamplingParams(temperature=0.0)).rounds()
     next(begun)
 
     def child() -> str:

@@ -19,7 +19,8 @@ import specgguf
 ROOT = Path(__file__).resolve().parent.parent
 
 ORDER = """
-errors config presets models native fit decode control grammar text engine loading calls api llm_plugin serve bench cli
+errors config presets models native fit decode control grammar text turns engine loading
+calls api llm_plugin serve bench cli
 """.split()
 CLI_ORDER = "terminal exits options flags interrupts keyboard settings pairing open_pair chat commands main".split()
 FILES_MAX = 10  # of a folder, beside __init__
@@ -172,7 +173,7 @@ def length(node: ast.ClassDef | ast.FunctionDef) -> int:
 @by_name
 def test_a_module_fits_a_few_pages_and_a_function_a_screen(path: Path) -> None:
     # api: the parameters of its two calls are llama-cpp-python's, a line each.
-    limit = 500 if path.stem == "api" else LINES_MAX
+    limit = 600 if path.stem == "api" else LINES_MAX
     assert len(path.read_text(encoding="utf-8").splitlines()) <= limit
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.FunctionDef) and node.name not in ("__init__",):

@@ -141,12 +141,3 @@ def test_a_broken_settings_file_is_named(program: Program) -> None:
     own.config.mkdir(parents=True)
     (own.config / "config.toml").write_text("model = ")
     assert "config.toml is not valid TOML" in own("-m", "specgguf", "hi", code=1).stderr
-
-
-def test_reasoning_is_kept_apart() -> None:
-    from specgguf.llm_plugin import _events
-    from specgguf.text.detokenize import ReasoningSplitter
-
-    splitter = ReasoningSplitter()
-    events = [*_events(splitter.feed("<think>why</think>\n\nbecause")), *_events(splitter.flush())]
-    assert [(event.type, event.chunk) for event in events] == [("reasoning", "why"), ("text", "because")]

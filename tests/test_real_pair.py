@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 from support import models, requantize
-from support.fakes import FakeCutter, Script
+from support.fakes import FakeStopCheck, Script
 
 from specgguf import SamplingParams, SpeculativeLlama
-from specgguf.decode.drafters import ModelDrafter
-from specgguf.decode.records import Draft, Round
+from specgguf.decode.drafters import ModelDrafter, Proposal
+from specgguf.decode.generation import generate
+from specgguf.decode.records import Round
 from specgguf.decode.sampling import Rng, Transform
-from specgguf.decode.step import generate
 from specgguf.native.context import Model
 from specgguf.native.weights import Weights
 
@@ -69,7 +69,7 @@ def text(rounds: Iterator[Round]) -> list[int]:
 @pytest.fixture(scope="module")
 def plain(strict: SpeculativeLlama) -> list[list[int]]:
     """Plain greedy answers, once for all tests: drafting off, the same engine."""
-    answers = [text(strict.generate(prompt_of(strict, q), GREEDY, draft="off")) for q in QUESTIONS]
+    answers = [text(strict.generate(prompt_of(strict, q), GREEDY, draft="off").rounds()) for q in QUESTIONS]
     assert strict.stats.draft_n == 0
     return answers
 
@@ -78,7 +78,7 @@ def plain(strict: SpeculativeLlama) -> list[list[int]]:
 def test_greedy_text_is_that_of_plain_decoding(strict: SpeculativeLlama, plain: list[list[int]], k: int) -> None:
     """Five prompts of eighty tokens, token for token."""
     for question, answer in zip(QUESTIONS, plain, strict=True):
-        drafted = text(strict.generate(prompt_of(strict, question), GREEDY, draft=k))
+        drafted = text(strict.generate(prompt_of(strict, question), GREEDY, draft=k).rounds())
         assert strict.last_stats.draft_n > 0
         assert strict.last_stats.draft_n_accepted > 0
         assert drafted == answer, question
@@ -108,7 +108,7 @@ def test_a_row_off_is_seen(strict: SpeculativeLlama, plain: list[list[int]]) -> 
         transform=transform,
         rng=Rng(0),
         controller=Script([3]),
-        cutter=FakeCutter(16, eog=target.eog),
+        stop_check=FakeStopCheck(16, eog=target.eog),
         max_tokens=16,
     )
     assert text(rounds) != plain[0][:16]
@@ -117,7 +117,7 @@ def test_a_row_off_is_seen(strict: SpeculativeLlama, plain: list[list[int]]) -> 
 class OneBehind(ModelDrafter):
     """A draft whose cache lacks the latest token."""
 
-    def propose(self, committed: Sequence[int], *rest: Any) -> Draft:
+    def propose(self, committed: Sequence[int], *rest: Any) -> Proposal:
         return super().propose(committed[:-1], *rest)
 
 
@@ -136,7 +136,7 @@ def self_draft(
         transform=Transform(SAMPLED, n_vocab=target.n_vocab, eog=target.eog),
         rng=Rng(11),
         controller=Script(lengths),
-        cutter=FakeCutter(900),
+        stop_check=FakeStopCheck(900),
         max_tokens=900,
     )
     try:
@@ -192,8 +192,8 @@ def test_the_demo_pair_differs_from_plain_only_at_a_near_tie() -> None:
     k = 4
     with SpeculativeLlama(*map(str, models.demo_pair()), n_ctx=512, draft="off", **THREADS) as llm:
         prompt = prompt_of(llm, QUESTIONS[0])
-        answer = text(llm.generate(prompt, GREEDY))
-        drafted = text(llm.generate(prompt, GREEDY, draft=k))
+        answer = text(llm.generate(prompt, GREEDY).rounds())
+        drafted = text(llm.generate(prompt, GREEDY, draft=k).rounds())
         assert llm.last_stats.draft_n_accepted > 0
         differ = [i for i, (a, b) in enumerate(zip(answer, drafted, strict=False)) if a != b]
         if not differ:
@@ -220,8 +220,8 @@ def test_a_sliding_window_over_three_turns() -> None:
             asked = f"<start_of_turn>user\n{turn}<end_of_turn>\n<start_of_turn>model\n"
             prompt += llm.tokenize(asked.encode(), add_bos=not prompt, special=True)
             assert len(prompt) > 512
-            drafted = text(llm.generate(prompt, params))
+            drafted = text(llm.generate(prompt, params).rounds())
             assert llm.last_stats.draft_n > 0
             assert llm.last_stats.draft_n_accepted == llm.last_stats.draft_n
-            assert drafted == text(llm.generate(prompt, params, draft="off"))
+            assert drafted == text(llm.generate(prompt, params, draft="off").rounds())
             prompt += drafted

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from specgguf.cli.chat.saved import branch
 from specgguf.cli.chat.saved.autosave import Autosave
@@ -20,6 +21,9 @@ from specgguf.cli.terminal.render import Sink
 from specgguf.cli.terminal.status import StatusOutput
 
 from specgguf.errors import ContextFull
+
+if TYPE_CHECKING:
+    from specgguf.text.template import RenderedPrompt
 
 # Kept free for an answer: this many tokens, but at most this share of the context.
 ANSWER_TOKENS = 512
@@ -216,30 +220,23 @@ class Conversation:
         prompt = self._fit()
         self.autosave.asked(self.messages[:-1], question)
         n_new = len(prompt) - n_common(prompt, self._read)
-        self._read = prompt
         if n_new >= SLOW_PROMPT:
             self.status.wait(f"reading {n_new:,} tokens …")
-        engine = self.loaded.engine
-        with self.autosave.answering(question, answer):
-            ask(
-                engine,
-                self.window(),
-                self.settings.sampling(),
-                sink,
-                answer,
-                interrupts,
-                prompt_end=engine.detokenize(prompt[-12:], special=True).decode("utf-8", "replace"),
-                enable_thinking=thinking(self.settings),
-            )
+        try:
+            with self.autosave.answering(question, answer):
+                ask(self.loaded.engine, prompt, self.settings.sampling(), sink, answer, interrupts)
+        finally:
+            if answer.spans:  # one that was stopped before has not been read to its end
+                self._read = prompt
 
     def count(self, messages: list[Message]) -> int:
         """Tokens of a rendered conversation, by the model's own template."""
         return len(self._render(messages))
 
-    def _render(self, messages: list[Message]) -> list[int]:
+    def _render(self, messages: list[Message]) -> RenderedPrompt:
         return self.loaded.engine.render(messages, enable_thinking=thinking(self.settings))
 
-    def _fit(self) -> list[int]:
+    def _fit(self) -> RenderedPrompt:
         """The prompt of the window, after dropping turns that no longer fit."""
         n_ctx = self.loaded.engine.n_ctx()
         wanted = self.settings["max_tokens"] or 0

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 from specgguf.cli.chat.turn import Answer
-from specgguf.cli.open_pair import Engine
 from specgguf.cli.settings import Settings
 from specgguf.cli.terminal import console, stats_view
 from specgguf.cli.terminal.render import AnswerWriter, Collect, Sink, replay, write_json
 from specgguf.cli.terminal.status import StatusOutput
+
+if TYPE_CHECKING:
+    from specgguf import SpeculativeLlama
 
 
 class Display:
@@ -54,7 +57,7 @@ class Display:
             if self.settings["markdown"]:
                 self.status.say("the text is shown as it is: highlighting and --markdown exclude each other")
 
-    def after(self, answer: Answer, engine: Engine) -> None:
+    def after(self, answer: Answer, engine: SpeculativeLlama) -> None:
         """What follows an answer: its JSON, and the statistics line."""
         if self.as_json:
             write_json(answer.completion())

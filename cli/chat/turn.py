@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specgguf.cli.interrupts import Interrupts
-from specgguf.cli.open_pair import Engine
-from specgguf.cli.terminal.reasoning import Span, Spans
-from specgguf.cli.terminal.render import Sink
+from specgguf.cli.terminal.render import Sink, Span
 
 from specgguf.errors import Cancelled
+
+if TYPE_CHECKING:
+    from specgguf import SpeculativeLlama
+    from specgguf.decode.records import Chunk
+    from specgguf.text.completion import Completion
+    from specgguf.text.template import RenderedPrompt
+
+FINISH_REASONS = {"eos": "stop", "stop": "stop", "length": "length"}  # OpenAI's words
 
 Message = dict[str, Any]
 
@@ -24,16 +30,23 @@ class Answer:
     Attributes:
         spans: all of it, with provenance.
         finish_reason: "stop", "length", "tool_calls", or None when it was interrupted.
-        usage, timings: as in the engine's last chunk.
-        head: id, created and model of the completion.
+        reply: what the engine makes it from, once it was asked.
     """
 
     spans: list[Span] = field(default_factory=list)
     finish_reason: str | None = None
     interrupted: bool = False
-    usage: dict[str, Any] = field(default_factory=dict)
-    timings: dict[str, Any] = field(default_factory=dict)
-    head: dict[str, Any] = field(default_factory=dict)
+    reply: Completion | None = None
+
+    @property
+    def usage(self) -> dict[str, Any]:
+        """Tokens, as in OpenAI's `usage`; so far, while it is written."""
+        return self.reply.usage() if self.reply is not None else {}
+
+    @property
+    def timings(self) -> dict[str, Any]:
+        """llama.cpp's timings."""
+        return self.reply.generation.stats.timings() if self.reply is not None else {}
 
     @property
     def text(self) -> str:
@@ -55,8 +68,14 @@ class Answer:
     def completion(self) -> dict[str, Any]:
         """The answer as one chat.completion object; finish_reason is null when it was interrupted."""
         choice = {"index": 0, "message": self.message(), "finish_reason": self.finish_reason}
+        response = self.reply.response if self.reply is not None else None
+        named = (
+            {}
+            if response is None
+            else {"id": f"chat{response.id}", "created": response.created, "model": response.model}
+        )
         return {
-            **self.head,
+            **named,
             "object": "chat.completion",
             "choices": [choice],
             "usage": self.usage,
@@ -65,65 +84,44 @@ class Answer:
 
 
 def ask(
-    engine: Engine,
-    messages: Sequence[Message],
+    engine: SpeculativeLlama,
+    prompt: RenderedPrompt,
     sampling: Mapping[str, Any],
     sink: Sink,
     answer: Answer,
     interrupts: Interrupts,
-    *,
-    prompt_end: str = "",
-    enable_thinking: bool | None = None,
 ) -> None:
-    """Stream the answer to `messages` into `sink` and, whatever happens, into `answer`.
+    """Stream the answer to a rendered conversation into `sink` and, whatever happens, into `answer`.
 
-    `prompt_end` is the end of the rendered prompt: a template may have opened a reasoning block there.
     A first Ctrl-C ends the answer where it is (`interrupted`).
 
     Raises:
         KeyboardInterrupt: Ctrl-C a second time.
         SpecggufError: the engine refused or failed; the sink is ended.
     """
-    spans = Spans(prompt_end)
-
-    def show(settled: Iterable[Span]) -> None:
-        for span in settled:
-            answer.spans.append(span)
-            sink.span(span)
-
     try:
-        stream = engine.create_chat_completion(messages, stream=True, enable_thinking=enable_thinking, **sampling)
-        with contextlib.closing(stream):
-            for chunk in () if interrupts.seen else stream:
-                show(spans.feed(_read(chunk, answer), bool(chunk.get("from_draft"))))
-                if interrupts.seen:
-                    break
+        reply = engine.chat(prompt, **sampling)
+        generation = reply.generation
+        interrupts.cancel_by(generation.cancel)
+        answer.reply = reply
+        with contextlib.closing(generation):
+            for chunk in generation:
+                for span in spans_of(chunk):
+                    answer.spans.append(span)
+                    sink.span(span)
+                answer.finish_reason = FINISH_REASONS.get(chunk.finish_reason or "")
         answer.interrupted = interrupts.seen and answer.finish_reason is None
     except (Cancelled, KeyboardInterrupt) as error:
         answer.interrupted = True
         if isinstance(error, KeyboardInterrupt):
             raise
     finally:
-        show(spans.flush())
         sink.end()
-    if answer.interrupted:
-        last = engine.last_stats
-        answer.timings = last.timings()
-        answer.usage = {
-            "prompt_tokens": last.n_prompt,
-            "completion_tokens": last.n_generated,
-            "total_tokens": last.n_prompt + last.n_generated,
-        }
 
 
-def _read(chunk: Mapping[str, Any], answer: Answer) -> str:
-    """Note what a chunk says about the answer; return its text."""
-    if not answer.head:
-        answer.head = {key: chunk[key] for key in ("id", "created", "model") if key in chunk}
-    answer.usage = chunk.get("usage") or answer.usage
-    answer.timings = chunk.get("timings") or answer.timings
-    text = ""
-    for choice in chunk.get("choices", ()):
-        answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
-        text += choice.get("delta", {}).get("content") or ""
-    return text
+def spans_of(chunk: Chunk) -> Iterator[Span]:
+    """What a chunk shows, of one kind and one origin each."""
+    if chunk.reasoning:
+        yield Span(chunk.reasoning, chunk.from_draft, reasoning=True)
+    if chunk.text:
+        yield Span(chunk.text, chunk.from_draft)

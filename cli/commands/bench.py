@@ -180,6 +180,8 @@ def measure_all(loaded: Loaded, work: Work, status: StatusOutput, keep: Callable
                     _announce(sample, work, status)
             started = time.monotonic()
             for n, trial in enumerate(work.trials):
+                if interrupts.seen:
+                    return False
                 status.wait(progress(n, work.trials, time.monotonic() - started))
                 keep(library.measure(runner, trial, work.params, **work.keywords))
                 if interrupts.seen:

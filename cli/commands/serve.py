@@ -197,7 +197,7 @@ def _run(
     def log(record: RequestRecord) -> None:
         status.say(record.text() if log_format == "text" else json.dumps({"time": time.time(), **record.fields()}))
 
-    service = Service(loaded.engine, config, log=log)  # type: ignore[arg-type]  # Engine shows what chat uses
+    service = Service(loaded.engine, config, log=log)
     host, port = listening.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     scheme = "https" if config.certfile else "http"

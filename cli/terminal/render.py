@@ -9,14 +9,23 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TextIO
 
 from specgguf.cli.terminal import console
 from specgguf.cli.terminal.console import Style
-from specgguf.cli.terminal.reasoning import Span
 from specgguf.cli.terminal.status import StatusOutput
 from specgguf.cli.terminal.wrap import WordWrap
+
+
+@dataclass(frozen=True)
+class Span:
+    """Text of one kind and one origin."""
+
+    text: str
+    from_draft: bool
+    reasoning: bool = False
 
 
 class Sink(Protocol):

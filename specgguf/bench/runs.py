@@ -14,44 +14,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from specgguf.config import SamplingParams, from_mapping
-from specgguf.decode.records import Round
-from specgguf.decode.stats import Stats
 from specgguf.errors import ConfigError, Unsupported
+
+if TYPE_CHECKING:
+    from specgguf.api import SpeculativeLlama
 
 KINDS = ("code", "json", "edit", "explain", "story")
 OWN_KIND = "own"  # prompts of a user's file that name no kind
 TOKENS_DEFAULT = 128
 WARM_UP_TOKENS = 12
 TEXT_SEPARATOR = "---"  # a line of its own between the prompts of a .txt
-
-
-class Generator(Protocol):
-    """What a benchmark uses of `api.SpeculativeLlama`."""
-
-    @property
-    def last_stats(self) -> Stats:
-        """Sums over the latest generation."""
-
-    @property
-    def decode_s(self) -> float:
-        """Seconds inside llama.cpp so far."""
-
-    def reset(self) -> None:
-        """Forget what the caches hold."""
-
-    def render(self, messages: Sequence[Mapping[str, Any]], *, enable_thinking: bool | None = None) -> list[int]:
-        """A conversation's prompt ids."""
-
-    def tokenize(self, text: bytes) -> list[int]:
-        """Token ids of a text."""
-
-    def generate(
-        self, tokens: Sequence[int], params: SamplingParams, *, draft: int | str, draft_max: int | None
-    ) -> Iterator[Round]:
-        """Rounds after a prompt."""
 
 
 @dataclass(frozen=True)
@@ -200,7 +175,7 @@ def schedule(prompts: Sequence[Prompt], drafts: Sequence[int | str], repeats: in
     return trials
 
 
-def prompt_ids(engine: Generator, prompt: str, *, enable_thinking: bool | None = None) -> list[int]:
+def prompt_ids(engine: SpeculativeLlama, prompt: str, *, enable_thinking: bool | None = None) -> list[int]:
     """A prompt as a user's turn by the model's own template; as it is where the model has none."""
     try:
         return engine.render([{"role": "user", "content": prompt}], enable_thinking=enable_thinking)
@@ -209,7 +184,7 @@ def prompt_ids(engine: Generator, prompt: str, *, enable_thinking: bool | None =
 
 
 def measure(
-    engine: Generator,
+    engine: SpeculativeLlama,
     trial: Trial,
     params: SamplingParams,
     *,
@@ -226,13 +201,14 @@ def measure(
     engine.reset()
     native_before, started = engine.decode_s, clock()
     first_s, n_free, finish_reason = 0.0, 0, ""
-    for round in engine.generate(tokens, replace(params, seed=trial.seed), draft=trial.draft, draft_max=draft_max):
+    generation = engine.generate(tokens, replace(params, seed=trial.seed), draft=trial.draft, draft_max=draft_max)
+    for round in generation.rounds():
         if not first_s:
             first_s = clock() - started
             n_free = 0 if round.draft_n else len(round.tokens)
         finish_reason = round.finish_reason or ""
     total_s = clock() - started
-    stats = engine.last_stats
+    stats = generation.stats
     rounds = Counter(stats.draft_lengths)
     return Sample(
         engine="specgguf",
@@ -261,12 +237,12 @@ def measure(
     )
 
 
-def warm_up(engine: Generator, trial: Trial, params: SamplingParams, **keywords: Any) -> Sample:
+def warm_up(engine: SpeculativeLlama, trial: Trial, params: SamplingParams, **keywords: Any) -> Sample:
     """A few tokens with the trial's setting, to read the weights from disk and learn the speed; not a result."""
     return measure(engine, trial, replace(params, max_tokens=WARM_UP_TOKENS), **keywords)
 
 
-def run(engine: Generator, trials: Sequence[Trial], params: SamplingParams, **keywords: Any) -> Iterator[Sample]:
+def run(engine: SpeculativeLlama, trials: Sequence[Trial], params: SamplingParams, **keywords: Any) -> Iterator[Sample]:
     """Measure `trials` in turn. See `measure` for the keywords and for what is raised."""
     for trial in trials:
         yield measure(engine, trial, params, **keywords)

@@ -6,12 +6,14 @@ module knows no model and decides nothing about how many tokens are worth drafti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Generator, Sequence
 
 from specgguf.config import DRAFT_MAX_LIMIT
 
-from .records import Candidate, Draft
+from .drafters import Proposal, Scores
+from .records import Candidate, Draft, KeepDrafting, ToDistribution
 from .sampling import Distribution, Logits, Rng
+from .sequence import Forward
 
 SIZES = (4, 3, 2)  # n-grams tried, the longest first
 
@@ -27,7 +29,6 @@ class NgramDrafter:
     name = "ngram"
 
     def __init__(self, n_vocab: int, eog: frozenset[int]) -> None:
-        self.n_draft_prefilled = 0
         self._n_vocab, self._eog = n_vocab, eog
         self._tokens: list[int] = []
         self._ends: dict[tuple[int, ...], int] = {}  # n-gram -> the position after its last occurrence
@@ -46,10 +47,11 @@ class NgramDrafter:
         self,
         committed: Sequence[int],
         n_max: int,
-        distribution: Callable[[Logits, Sequence[int]], Distribution],
+        distribution: ToDistribution,
         rng: Rng,
-        keep_drafting: Callable[[int, Distribution | None], bool],
-    ) -> Draft:
+        keep_drafting: KeepDrafting,
+    ) -> Proposal:
+        yield from ()  # no forward pass
         candidate = self.candidate(committed)
         tokens = candidate.tokens[:n_max] if candidate is not None else ()
         return Draft(tokens, (None,) * len(tokens), self.name if tokens else "")
@@ -58,11 +60,12 @@ class NgramDrafter:
         self,
         committed: Sequence[int],
         probs: Sequence[Distribution],
-        distribution: Callable[[Logits, Sequence[int]], Distribution],
-    ) -> tuple[tuple[float, float], ...]:
+        distribution: ToDistribution,
+    ) -> Generator[Forward, Logits, Scores]:
+        yield from ()
         return ()  # trying costs nothing
 
-    def sync(self, committed: Sequence[int]) -> None:
+    def synchronise(self, committed: Sequence[int]) -> None:
         """Forget what was noted about another text."""
         if self._tokens != list(committed[: len(self._tokens)]):
             self._tokens, self._ends = [], {}
@@ -79,7 +82,7 @@ class NgramDrafter:
 
     def _index(self, committed: Sequence[int]) -> None:
         """Note every n-gram that is followed by a token."""
-        self.sync(committed)
+        self.synchronise(committed)
         for end in range(max(len(self._tokens), 1), len(committed)):
             for size in SIZES:
                 if end >= size:

@@ -2,33 +2,38 @@
 
 Plain frozen records: who fills them is written on the left, who reads them on the right.
 
-    drafter -> Draft -> verifier -> Verdict -> generate -> Round -> controller, stats, api
+    drafter -> Draft -> verifier -> VerifyResult -> step -> Round -> controller, stats; Generation -> Chunk
     controller -> Plan -> drafter
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from .sampling import Distribution
+from .sampling import Distribution, Logits
+
+ToDistribution = Callable[[Logits, Sequence[int]], Distribution]  # (logits, drafted tail) -> p or q
+KeepDrafting = Callable[[int, Distribution | None], bool]  # see `Plan`
 
 PROBE_MAX = 16  # plain tokens that one probe can score
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Drafted tokens and the laws they were drawn from.
+    """Drafted tokens and the distributions they were drawn from.
 
     Attributes:
         tokens: the drafted ids, at most `n_max`; ends at its first end-of-generation token, which it keeps.
-        laws: laws[i] is the law that tokens[i] was drawn from; None means one-hot (lookup).
+        probs: probs[i] is the distribution that tokens[i] was drawn from; None means one-hot (n-gram).
         source: the drafter's name, "" for an empty draft.
+        n_prefilled: committed tokens that the draft model read before its first draw.
     """
 
     tokens: tuple[int, ...] = ()
     probs: tuple[Distribution | None, ...] = ()
     source: str = ""
+    n_prefilled: int = 0
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -64,11 +69,11 @@ class Candidate:
 
 
 def always(_i: int, _distribution: Distribution | None) -> bool:
-    """The go-on rule of a plan that drafts its full length."""
+    """The rule of a plan that drafts its full length."""
     return True
 
 
-def no_padding(_width: int) -> int:
+def no_padding(_batch_size: int) -> int:
     """The padding of a plan that wants none."""
     return 0
 
@@ -78,17 +83,17 @@ class Plan:
     """What the controller wants of the next round.
 
     Attributes:
-        n_max: draft at most so many tokens; 0 rests.
-        go_on: asked before token i is drawn, with the law it would be drawn from, and for i > 0 with None before
-            the draft decode that makes that law; False ends the draft.
-        source: "ngram" takes the offered draft, else the drafter is asked.
+        n_max: draft at most so many tokens; 0 does not draft.
+        keep_drafting: asked before token i is drawn, with the distribution it would be drawn from, and for i > 0 with
+            None before the draft's pass that makes that distribution; False ends the draft.
+        source: "ngram" takes the n-gram candidate, else the drafter is asked.
         probe: score so many of the last plain tokens with the draft model before this round; 0 does not.
         padding: how many dummies to add to a pass of the target over so many tokens, because a wider one is faster.
         notes: the controller's own, about the round in flight: given back to it with the round.
     """
 
     n_max: int
-    keep_drafting: Callable[[int, Distribution | None], bool] = always
+    keep_drafting: KeepDrafting = always
     source: str = ""
     probe: int = 0
     padding: Callable[[int], int] = no_padding
@@ -111,6 +116,33 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True)
+class Chunk:
+    """One token of a generation, as whoever shows it wants it; the chunks of a generation add up to its text.
+
+    Attributes:
+        text: whole characters of the answer that this token releases; "" for special tokens and while a character or
+            a possible stop string is pending.
+        token: the id; -1 where a generation was ended by `stop` and only text that was pending is left.
+        from_draft: whether the draft wrote this token.
+        reasoning: the same as `text`, of the model's reasoning before its answer.
+        logprob: the token's log-probability, when asked for.
+        finish_reason: in the last chunk why the text ends: "eos", "stop" or "length".
+    """
+
+    text: str
+    token: int
+    from_draft: bool = False
+    reasoning: str = ""
+    logprob: TokenLogprob | None = None
+    finish_reason: str | None = None
+
+    @property
+    def ends_text(self) -> bool:
+        """Whether the token is the model's own end of the text: committed, but not counted by usage."""
+        return self.finish_reason == "eos"
+
+
+@dataclass(frozen=True, slots=True)
 class Round:
     """One pass of the target and what came of it.
 
@@ -120,7 +152,7 @@ class Round:
         draft_n: how many tokens were drafted (llama.cpp's name).
         draft_n_accepted: how many of them the verifier accepted, before any cut at the end of the text.
         finish_reason: None, "eos", "stop" or "length".
-        survival: see `Verdict.survival`.
+        survival: see `VerifyResult.survival`.
         logprobs: one entry per token when asked for, else empty.
         confidences: how sure the target was of its likeliest token where each of `tokens` was decided.
         source: the drafter's name, "" when nothing was drafted.

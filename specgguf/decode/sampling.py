@@ -1,7 +1,7 @@
-"""From logits to laws, and from laws to tokens.
+"""From logits to distributions, and from distributions to tokens.
 
-`Transform.law` turns one row of logits into the sparse law that a token is drawn from: in the order and with
-the defaults of llama-cpp-python's own sampler chain. The same function makes p (target) and q (draft), so the
+`Transform.distribution` turns one row of logits into the sparse distribution that a token is drawn from: in the order
+and with the defaults of llama-cpp-python's own sampler chain. The same function makes p (target) and q (draft), so the
 array that a probability is read from is the array that the token was drawn from. `Rng` holds the only two
 random primitives in the program. This module knows no model, no text and no clock.
 """
@@ -22,19 +22,19 @@ Probs = npt.NDArray[np.float64]
 Logits = npt.NDArray[np.float32]
 
 FOLDS = 32  # logits per block of the block-maxima top-k; a block is a column of the row folded into so many
-COLDEST = 1e-30  # a temperature below it is the same law, and overflows
+COLDEST = 1e-30  # a temperature below it is the same distribution, and overflows
 LOOKED_AT = 256  # of the best ids: only where they hold too few legal ones is everything legal looked at
-GREEDY_SEEN = 8  # candidates that a greedy law's confidence is taken over
+GREEDY_SEEN = 8  # candidates that a greedy distribution's confidence is taken over
 
 
 class Distribution:
-    """A sparse probability law over token ids.
+    """A sparse probability distribution over token ids.
 
     Attributes:
         ids: (n,) int32, distinct, in descending order of probability.
         probs: (n,) float64, all positive, summing to 1 within 1e-9.
         confidence: the likeliest id's share at temperature 1 among the candidates, before any truncation: what
-            a greedy law (one id, probability 1) no longer shows.
+            a greedy distribution (one id, probability 1) no longer shows.
     """
 
     __slots__ = ("confidence", "ids", "probs")
@@ -69,7 +69,7 @@ class Distribution:
 
 
 def one_hot(token: int) -> Distribution:
-    """The law of a token that was not drawn but chosen."""
+    """The distribution of a token that was not drawn but chosen."""
     return Distribution(np.array([token], dtype=np.int32), np.ones(1))
 
 
@@ -103,7 +103,7 @@ class Rng:
 
 
 def draw(distribution: Distribution, rng: Rng) -> int:
-    """A token id drawn from `law`."""
+    """A token id drawn from `distribution`."""
     return int(distribution.ids[rng.categorical(distribution.probs)])
 
 
@@ -148,7 +148,7 @@ class GrammarCursor(Protocol):
 
 
 class Transform:
-    """Logits and history to a law, for one set of sampling parameters. Pure.
+    """Logits and history to a distribution, for one set of sampling parameters. Pure.
 
     Order: logit_bias (with min_tokens and ignore_eos) → penalties → grammar → [temperature 0: argmax; below 0:
     plain softmax] → top_k → typical_p → top_p → min_p → temperature.
@@ -182,7 +182,7 @@ class Transform:
         )
 
     def distribution(self, logits: Logits, generated: Sequence[int]) -> Distribution:
-        """The law of the next token.
+        """The distribution of the next token.
 
         Args:
             logits: one row, shape (>= n_vocab,) float32; not modified.
@@ -196,7 +196,7 @@ class Transform:
         params = self.params
         if params.temperature == 0.0:
             ids = self._candidates(logits, GREEDY_SEEN if self.grammar is None else 1, generated)
-            return Distribution(ids[:1], np.ones(1), _confidence(logits[ids]))
+            return Distribution(ids[:1], np.ones(1), float(1.0 / np.exp(logits[ids] - logits[ids[0]]).sum()))
         if params.temperature < 0.0:
             ids = self._candidates(logits, 0, generated)
             return _normalised(ids, logits[ids].astype(np.float64), 1.0)
@@ -239,7 +239,12 @@ class Transform:
         """The k best legal ids in descending order (all when k <= 0); at least one."""
         if self.grammar is not None:
             return self._legal(logits, k, generated)
-        return _possible(logits, largest(logits, k))
+        ids = largest(logits, k)
+        if logits[ids[-1]] == -np.inf:
+            ids = ids[logits[ids] > -np.inf]
+        if not len(ids):
+            raise ConfigError("logit_bias forbids every token")
+        return ids
 
     def _legal(self, logits: Logits, k: int, generated: Sequence[int]) -> Ids:
         """As `_candidates`, under the grammar. The same ids as masking everything first, but mostly the few best
@@ -264,24 +269,8 @@ def _refuse_broken(peak: np.floating[Any]) -> None:
         raise BackendError(f"the model's logits are not numbers ({'NaN' if np.isnan(peak) else 'infinite'})")
 
 
-def _possible(logits: Logits, ids: Ids) -> Ids:
-    """`ids` without those of logit −inf."""
-    scores = logits[ids]
-    if scores[-1] > -np.inf:
-        return ids
-    ids = ids[scores > -np.inf]
-    if not len(ids):
-        raise ConfigError("logit_bias forbids every token")
-    return ids
-
-
-def _confidence(scores: npt.NDArray[Any]) -> float:
-    """softmax(scores)[0] of scores in descending order."""
-    return float(1.0 / np.exp(scores - scores[0]).sum())
-
-
 def _normalised(ids: Ids, scores: Probs, confidence: float) -> Distribution:
-    """softmax(scores) as a law over `ids`, without the entries that underflow to 0."""
+    """softmax(scores) as a distribution over `ids`, without the entries that underflow to 0."""
     probs = np.exp(scores - scores.max())
     probs /= probs.sum()
     if probs[-1] == 0.0:

@@ -1,304 +1,202 @@
-"""The loop: draft, verify in one pass, commit, rewind. One round per turn of the loop.
+"""One round of speculative decoding, for one sequence and for many.
 
-It knows no text (the cutter does), no clock but the injected one, and no files. However it ends (finished,
-closed early, cancelled, failed), both caches hold a prefix of the committed tokens.
+`speculate` is the round of one sequence, as the paper has it: draft, verify in one forward pass, commit, roll back.
+It asks for its forward passes by yielding them, so that `step` can put what several sequences ask for into one pass:
+level by level while they draft, then all verifications together. It knows no text (the stop check does), no clock but
+the injected one, and no files. However a round ends, every cache holds a prefix of the committed tokens.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
+from typing import Any
 
-from specgguf.errors import ConfigError, ContextFull
+from specgguf.errors import BackendError, ConfigError
 
-from .drafters import PENDING_MAX, Drafter
-from .ngrams import NgramDrafter
-from .records import PROBE_MAX, Candidate, Draft, Plan, Round, TokenLogprob
-from .sampling import Distribution, Logits, Rng, Transform, logprob
-from .verifier import Rule, verify_token
+from .drafters import PENDING_MAX
+from .records import PROBE_MAX, Draft, Plan, Round, TokenLogprob
+from .run import Rows, Run
+from .sampling import Logits, logprob
+from .sequence import Decode, Forward, decode_in_turn
+from .verifier import cut
 
-
-class Target(Protocol):
-    """What the loop needs of `model.Model`."""
-
-    n_ctx: int
-    eog: frozenset[int]
-
-    @property
-    def rolls_back_freely(self) -> bool:
-        """Whether `rewind` always keeps what it is asked to, without marks."""
-
-    @property
-    def tokens(self) -> Sequence[int]:
-        """What the cache holds."""
-
-    def extend(self, tokens: Sequence[int], n_outputs: int, n_padding: int = 0) -> Logits:
-        """Decode `tokens` after the cached ones, beside dummies that are dropped again; logits of the last
-        `n_rows`."""
-
-    def mark(self, n_ahead: int, *, pin: bool = False) -> None:
-        """Up to `n_ahead` of the tokens decoded next may be dropped again."""
-
-    def reuse(self, tokens: Sequence[int]) -> int:
-        """Keep the longest prefix shared with `tokens`; its length."""
+Speculation = Generator[Forward, Logits, Round]
 
 
-class Controller(Protocol):
-    """Decides how many tokens to draft."""
+def speculate(run: Run, plan: Plan) -> Speculation:
+    """Draft, verify in one forward pass, commit, roll back (Leviathan et al. 2023, algorithm 1).
 
-    def plan(self, n_draft_max: int, candidate: Candidate | None = None) -> Plan:
-        """The next round, of at most `room` drafted tokens; `offer` is what a lookup found."""
-
-    def observe(self, plan: Plan, round: Round) -> None:
-        """What came of it."""
-
-
-class Cutter(Protocol):
-    """Decides where the text ends."""
-
-    def cut(self, tokens: Sequence[int]) -> tuple[int, str | None]:
-        """How many of `tokens` to keep, and "eos", "stop", "length" or None."""
-
-
-class _Rows(Sequence[Distribution]):
-    """The target's laws along a draft, each made when first asked for."""
-
-    def __init__(
-        self, logits: Logits, draft: Draft, distribution: Callable[[Logits, Sequence[int]], Distribution], n: int
-    ) -> None:
-        self._logits, self._draft, self._distribution, self._n = logits, draft, distribution, n
-        self._made: dict[int, Distribution] = {}
-
-    def __len__(self) -> int:
-        return self._n
-
-    def __getitem__(self, i: int) -> Distribution:  # type: ignore[override]
-        if i not in self._made:
-            self._made[i] = self._distribution(self._logits[i], self._draft.tokens[:i])
-        return self._made[i]
-
-
-@dataclass
-class _Run:
-    """One generation: its parts and the tokens committed so far."""
-
-    target: Target
-    drafter: Drafter | None
-    ngrams: NgramDrafter | None
-    committed: list[int]
-    n_prompt: int
-    end: int  # the most tokens that may be committed, the prompt's included
-    transform: Transform
-    draft_transform: Transform
-    rng: Rng
-    cutter: Cutter
-    verify: Rule
-    n_logprobs: int | None
-    clock: Callable[[], float]
-    plain_probs: list[Distribution] = field(default_factory=list)  # of the tokens since the last drafted round
-
-    @property
-    def n_draft_max(self) -> int:
-        """How many tokens may be drafted: the bonus token needs a place too."""
-        return max(self.end - len(self.committed) - 1, 0)
-
-    def p(self, logits: Logits, tail: Sequence[int]) -> Distribution:
-        return self.transform.distribution(logits, [*self.committed[self.n_prompt :], *tail])
-
-    def q(self, logits: Logits, tail: Sequence[int]) -> Distribution:
-        return self.draft_transform.distribution(logits, [*self.committed[self.n_prompt :], *tail])
-
-    def round(self, controller: Controller) -> Round:
-        """Plan, draft, verify, commit, rewind."""
-        lap = _laps(self.clock)
-        candidate = self.ngrams.candidate(self.committed) if self.ngrams is not None else None
-        plan = controller.plan(self.n_draft_max, candidate)
-        n_context = len(self.committed)
-        probe = self._probe(plan)
-        draft = self._draft(plan)
-        draft_asked = plan.n_max > 0 and plan.source != "ngram"
-        draft_s = lap()
-        n_prefilled, pending = self._replay(draft)
-        if len(draft):
-            self.target.mark(len(pending) + len(draft) - 1)
-        prefill_s = lap()
-        n_padding = self._padding(plan, len(pending) + len(draft))
-        logits = self.target.extend([*pending, *draft.tokens], len(draft) + 1, n_padding)
-        verify_s = lap()
-
-        ended = bool(draft.tokens) and draft.tokens[-1] in self.target.eog
-        rows = _Rows(logits, draft, self.p, len(draft) + (not ended))
-        result = self.verify(draft, rows, self.rng)
-        self._remember(rows, draft)
-        tokens = draft.tokens[: result.n_accepted]
-        if result.next_token is not None:
-            tokens = (*tokens, result.next_token)
-        n_kept, reason = self.cutter.cut(tokens)
-        tokens = tokens[:n_kept]
-        logprobs = _logprobs(logits, tokens, self.n_logprobs)
-        confidences = tuple(rows[i].confidence for i in range(n_kept))
-        self.committed.extend(tokens)
-        self.synchronise()
-
-        if n_context == self.n_prompt:  # this pass read the prompt's end, and nothing else where nothing was drafted
-            n_prefilled += len(pending)
-            if not len(draft):
-                prefill_s, verify_s = prefill_s + verify_s, 0.0
-        round = Round(
-            tokens=tokens,
-            n_from_draft=min(result.n_accepted, n_kept),
-            draft_n=len(draft),
-            draft_n_accepted=result.n_accepted,
-            finish_reason=reason or ("length" if len(self.committed) >= self.end else None),
-            survival=result.survival,
-            logprobs=logprobs,
-            confidences=confidences,
-            source=draft.source,
-            probe=probe,
-            n_pending=len(pending),
-            n_padding=n_padding,
-            n_prefilled=n_prefilled,
-            n_draft_prefilled=self.drafter.n_draft_prefilled if self.drafter is not None and draft_asked else 0,
-            n_context=n_context,
-            prefill_s=prefill_s,
-            draft_s=draft_s,
-            verify_s=verify_s,
-            host_s=lap(),
-        )
-        controller.observe(plan, round)
-        return round
-
-    def _draft(self, plan: Plan) -> Draft:
-        drafter = self.ngrams if plan.source == "ngram" else self.drafter
-        if drafter is None or plan.n_max <= 0:
-            return Draft()
-        return drafter.propose(self.committed, plan.n_max, self.q, self.rng, plan.keep_drafting)
-
-    def _padding(self, plan: Plan, width: int) -> int:
-        n = plan.padding(width)
-        return n if len(self.target.tokens) + width + n <= self.target.n_ctx else 0
-
-    def _probe(self, plan: Plan) -> tuple[tuple[float, float], ...]:
-        if self.drafter is None or not plan.probe:
-            return ()
-        return self.drafter.score(self.committed, self.plain_probs[-plan.probe :], self.q)
-
-    def _remember(self, rows: _Rows, draft: Draft) -> None:
-        """Keep the laws of the latest plain tokens, for a probe."""
-        if len(draft):
-            self.plain_probs.clear()
-        else:
-            self.plain_probs.append(rows[0])
-            del self.plain_probs[:-PROBE_MAX]
-
-    def _replay(self, draft: Draft) -> tuple[int, list[int]]:
-        """Decode what the target owes in a pass of its own where it is too much to ride along with a draft, or
-        where the end of the prompt must be marked for the next turn.
-
-        Returns:
-            How many tokens were decoded, and those that are still owed (at least one).
-        """
-        pending = self.committed[len(self.target.tokens) :]
-        pin = len(self.committed) == self.n_prompt and not self.target.rolls_back_freely
-        if len(pending) <= (1 if pin else PENDING_MAX) or not (len(draft) or pin):
-            return 0, pending
-        self.target.extend(pending[:-1], 0)
-        if pin:
-            self.target.mark(0, pin=True)
-        return len(pending) - 1, pending[-1:]
-
-    def synchronise(self) -> None:
-        """Both caches hold a prefix of committed[:-1]: what the next round builds on."""
-        self.target.reuse(self.committed[:-1])
-        if self.drafter is not None:
-            self.drafter.sync(self.committed)
-
-
-def generate(
-    target: Target,
-    drafter: Drafter | None,
-    prompt: Sequence[int],
-    *,
-    ngrams: NgramDrafter | None = None,
-    transform: Transform,
-    draft_transform: Transform | None = None,
-    rng: Rng,
-    controller: Controller,
-    cutter: Cutter,
-    max_tokens: int,
-    verify: Rule = verify_token,
-    n_logprobs: int | None = None,
-    clock: Callable[[], float] = time.perf_counter,
-) -> Iterator[Round]:
-    """Generate after `prompt`, a round at a time (Leviathan et al. 2023, algorithm 1).
-
-    Args:
-        lookup: drafts for nothing; what it finds is offered to the controller.
-        transform, draft_transform: make p and q; the draft's is the target's unless given.
-        max_tokens: at most so many, and never more than the context holds.
-        verify: the acceptance rule.
-        n_logprobs: report log-probabilities with so many alternatives; None does not.
-
-    Raises:
-        ConfigError: an empty prompt.
-        ContextFull: the prompt leaves no room for a token.
-        Cancelled, BackendError: from the models; what was yielded stands.
+    Yields:
+        The forward passes that it needs, each answered with its rows of logits: those of the draft model, one that
+        reads pending tokens where they are too many to ride along, and the verification.
     """
-    check_prompt(prompt, target.n_ctx)
-    end = min(len(prompt) + max_tokens, target.n_ctx)
-    run = _Run(
-        target=target,
-        drafter=drafter,
-        ngrams=ngrams,
-        committed=list(prompt),
-        n_prompt=len(prompt),
-        end=end,
-        transform=transform,
-        draft_transform=draft_transform or transform,
-        rng=rng,
-        cutter=cutter,
-        verify=verify,
-        n_logprobs=n_logprobs,
-        clock=clock,
+    probe = yield from _probe(run, plan)
+    draft = yield from _draft(run, plan)
+    n_prefilled, pending = yield from _read_pending(run, draft)
+    verification = _verification(run, plan, draft, pending)
+    logits = yield verification
+
+    rows = Rows(logits, draft, run)
+    result = run.verify(cut(draft, rows), rows, run.rng)
+    tokens = draft.tokens[: result.n_accepted]
+    if result.next_token is not None:
+        tokens = (*tokens, result.next_token)
+    n_kept, reason = run.stop_check.check(tokens)
+    tokens = tokens[:n_kept]
+
+    round = Round(
+        tokens=tokens,
+        n_from_draft=min(result.n_accepted, n_kept),
+        draft_n=len(draft),
+        draft_n_accepted=result.n_accepted,
+        finish_reason=reason or ("length" if len(run.committed) + n_kept >= run.end else None),
+        survival=result.survival,
+        logprobs=_logprobs(logits, tokens, run.n_logprobs),
+        confidences=tuple(rows[i].confidence for i in range(n_kept)),
+        source=draft.source,
+        probe=probe,
+        n_pending=len(pending),
+        n_padding=verification.n_padding,
+        n_prefilled=n_prefilled + (len(pending) if run.reads_prompt else 0),
+        n_draft_prefilled=draft.n_prefilled,
+        n_context=len(run.committed),
     )
+    _remember(run, rows, draft)
+    run.committed.extend(tokens)
+    run.synchronise()
+    return round
+
+
+def _probe(run: Run, plan: Plan) -> Generator[Forward, Logits, tuple[tuple[float, float], ...]]:
+    """Let the draft model score plain tokens, to see whether drafting would pay again."""
+    if run.drafter is None or not plan.probe:
+        return ()
     try:
-        run.synchronise()
-        while True:
-            round = run.round(controller)
-            yield round
-            if round.finish_reason is not None:
-                return
-    finally:
-        run.synchronise()
+        return (yield from run.drafter.score(run.committed, run.plain_probs[-plan.probe :], run.q))
+    except (BackendError, ConfigError) as error:
+        run.stop_drafting(error)
+        return ()
 
 
-def check_prompt(prompt: Sequence[int], n_ctx: int) -> None:
-    """Raise ConfigError for an empty prompt, ContextFull for one that leaves no room for a token."""
-    if not prompt:
-        raise ConfigError("the prompt is empty", hint="give at least one token")
-    if len(prompt) >= n_ctx:
-        raise ContextFull(
-            f"the prompt has {len(prompt)} tokens and the context holds {n_ctx}",
-            hint="a larger n_ctx (--n-ctx), or a shorter prompt",
-        )
+def _draft(run: Run, plan: Plan) -> Generator[Forward, Logits, Draft]:
+    drafter = run.ngrams if plan.source == "ngram" else run.drafter
+    if drafter is None or plan.n_max <= 0:
+        return Draft()
+    try:
+        return (yield from drafter.propose(run.committed, plan.n_max, run.q, run.rng, plan.keep_drafting))
+    except (BackendError, ConfigError) as error:  # of the draft model alone: plain decoding goes on
+        run.stop_drafting(error)
+        return Draft()
 
 
-def _laps(clock: Callable[[], float]) -> Callable[[], float]:
-    """A function that returns the seconds since it was last called."""
-    last = clock()
+def _read_pending(run: Run, draft: Draft) -> Generator[Forward, Logits, tuple[int, list[int]]]:
+    """Read what the target has not read yet in a pass of its own, where it is too much to ride along with a draft or
+    where the end of the prompt must be marked for the next turn. The cache is marked for the verification.
 
-    def lap() -> float:
-        nonlocal last
-        now = clock()
-        seconds, last = now - last, now
-        return seconds
+    Returns:
+        How many tokens were read, and those that are still pending (at least one).
+    """
+    target, n_read = run.target, 0
+    pending = run.committed[len(target.tokens) :]
+    pin = run.reads_prompt and not target.rolls_back_freely
+    if len(pending) > (1 if pin else PENDING_MAX) and (len(draft) or pin):
+        n_read, rest = len(pending) - 1, pending[-1:]
+        yield Forward(target, pending[:-1], 0, kind="prefill")
+        if pin:
+            target.mark(0, pin=True)
+        pending = rest
+    if len(draft):
+        target.mark(len(pending) + len(draft) - 1)
+    return n_read, pending
 
-    return lap
+
+def _verification(run: Run, plan: Plan, draft: Draft, pending: Sequence[int]) -> Forward:
+    """The pass that checks `draft`: a row for each drafted token and one for the bonus token."""
+    tokens = [*pending, *draft.tokens]
+    n_padding = plan.padding(len(tokens))
+    if len(run.target.tokens) + len(tokens) + n_padding > run.target.n_ctx:
+        n_padding = 0
+    kind = "prefill" if run.reads_prompt and not len(draft) else "verify"
+    return Forward(run.target, tokens, len(draft) + 1, n_padding, kind)
+
+
+def _remember(run: Run, rows: Rows, draft: Draft) -> None:
+    """Keep the distributions of the latest plain tokens, for a probe."""
+    if len(draft):
+        run.plain_probs.clear()
+    else:
+        run.plain_probs.append(rows[0])
+        del run.plain_probs[:-PROBE_MAX]
 
 
 def _logprobs(logits: Logits, tokens: Sequence[int], n_top: int | None) -> tuple[TokenLogprob, ...]:
     if n_top is None:
         return ()
     return tuple(TokenLogprob(token, *logprob(logits[i], token, n_top)) for i, token in enumerate(tokens))
+
+
+def step(
+    runs: Sequence[Run],
+    plan: Callable[[Sequence[Run]], Sequence[Plan]],
+    *,
+    decode: Decode = decode_in_turn,
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[Round | Exception]:
+    """One round for each of `runs`, in shared forward passes: one of the draft for each level at which some still
+    draft, one of the target for all.
+
+    Args:
+        plan: how many tokens each drafts; asked once, for all of them.
+        decode: runs the parts of several sequences in one pass.
+
+    Returns:
+        Each one's round, or what kept it from having one. A failure in one touches no other, except that a pass which
+        fails, fails for all that took part.
+    """
+    started = clock()
+    rounds = [_Speculating(speculate(run, one)) for run, one in zip(runs, plan(runs), strict=True)]
+    seconds: dict[str, Any] = {}
+    for kind in ("draft", "prefill", "verify"):
+        ended = started
+        while waiting := [one for one in rounds if one.asked is not None and one.asked.kind == kind]:
+            answers = _decoded(decode, waiting)
+            ended = clock()
+            for one, rows in zip(waiting, answers, strict=True):
+                one.answer(rows)
+        now = ended if kind != "draft" else clock()  # what is done with the target's rows is the host's time
+        seconds[f"{kind}_s"], started = now - started, now
+    seconds["host_s"] = clock() - started
+    return [replace(one.outcome, **seconds) if isinstance(one.outcome, Round) else one.outcome for one in rounds]
+
+
+def _decoded(decode: Decode, waiting: Sequence[_Speculating]) -> Sequence[Logits | Exception]:
+    try:
+        return decode([one.asked for one in waiting if one.asked is not None])
+    except Exception as error:
+        return [error] * len(waiting)
+
+
+class _Speculating:
+    """A round under way: the forward pass that it waits for, or its outcome."""
+
+    asked: Forward | None
+    outcome: Round | Exception
+
+    def __init__(self, speculation: Speculation) -> None:
+        self._speculation = speculation
+        self.answer(None)
+
+    def answer(self, rows: Logits | Exception | None) -> None:
+        """Go on with the rows of logits that were asked for, or fail as the pass did."""
+        self.asked = None
+        try:
+            if isinstance(rows, Exception):
+                self.asked = self._speculation.throw(rows)
+            else:
+                self.asked = self._speculation.send(rows)  # type: ignore[arg-type]
+        except StopIteration as done:
+            self.outcome = done.value
+        except Exception as error:
+            self.outcome = error

@@ -1,4 +1,4 @@
-"""The ways to drop rejected tokens from a sequence's memory, behind one call.
+"""How rejected tokens are dropped from a sequence's memory, behind one call.
 
     plain        attention caches: any tail goes by position
     native       recurrent states that llama.cpp can roll back itself, within the last decode (n_rs_seq)
@@ -22,7 +22,7 @@ _NOWHERE = 2**31  # beyond every position
 
 
 class Rollback(Protocol):
-    """One way of dropping a sequence's last tokens."""
+    """Drops a sequence's last tokens."""
 
     name: str
 

@@ -1,17 +1,21 @@
 """OpenAI's dicts and chunks, in llama-cpp-python's exact shapes: written once, for the API and the server.
 
-Pure functions over the items of one generation: its `Piece`s, then one `Final`. Beyond llama-cpp-python's keys
-there are `timings` (whole replies and last chunks), `from_draft` (every chunk) and `usage` in the last chunk.
-No engine here, no clock and no random ids: both are handed in.
+A `Completion` is a reply over one generation's chunks. Beyond llama-cpp-python's keys there are `timings` (whole
+replies and last chunks), `from_draft` (every chunk), `reasoning_content`, and `usage` in the last chunk. No engine
+here, no clock and no random ids: both are handed in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-from .detokenize import Piece
+from specgguf.decode.records import Chunk
+from specgguf.decode.stats import Stats
+
 from .logprobs import LogprobWriter, chat_logprobs
 from .tool_calls import ToolCall, ToolCallParser
 
@@ -29,172 +33,189 @@ class ResponseMetadata:
     model: str
 
 
-@dataclass(frozen=True, slots=True)
-class Final:
-    """How a generation ended; the last item of its stream.
+class Stream(Protocol):
+    """What a reply needs of a `decode.generation.Generation`."""
 
-    Attributes:
-        reason: "eos", "stop" or "length".
-        n_prompt, n_completion: tokens, the end-of-generation token not counted.
-        timings: llama.cpp's timings.
-    """
-
-    reason: str
     n_prompt: int
-    n_completion: int
-    timings: Mapping[str, Any] = field(default_factory=dict)
+    finish_reason: str | None
+    stats: Stats
 
     @property
-    def finish_reason(self) -> str:
-        """OpenAI's word for `reason`."""
-        return FINISH_REASONS[self.reason]
+    def n_completion(self) -> int: ...
+    def __iter__(self) -> Iterator[Chunk]: ...
+    def close(self) -> None: ...
+    def cancel(self) -> None: ...
+    def stop(self) -> None: ...
 
-    def extras(self) -> Json:
-        """The keys `usage` and `timings`."""
-        usage = {
-            "prompt_tokens": self.n_prompt,
-            "completion_tokens": self.n_completion,
-            "total_tokens": self.n_prompt + self.n_completion,
+
+class Completion(ABC):
+    """A reply under way: its dict, or its chunks, whichever is asked for first.
+
+    Attributes:
+        response: its id, time and model.
+        generation: what it is made from; `cancel()` and `stop()` are there.
+    """
+
+    def __init__(
+        self,
+        response: ResponseMetadata,
+        generation: Stream,
+        *,
+        lock: Callable[[], AbstractContextManager[None]] = nullcontext,
+        logprobs: LogprobWriter | None = None,
+    ) -> None:
+        """Args:
+        lock: held while the whole reply is made, so that no other thread takes the engine over in between.
+        """
+        self.generation = generation
+        self.response = response
+        self._lock = lock
+        self._logprobs = logprobs
+
+    def whole(self) -> Json:
+        """The dict of the reply."""
+        with self._lock():
+            chunks = list(self.generation)
+        return self._whole(chunks) | self._extras()
+
+    def chunks(self) -> Iterator[Json]:
+        """The chunks of the reply: one per token, and a last one that says why it ended."""
+        try:
+            yield from self._chunks()
+        finally:
+            self.generation.close()
+
+    @abstractmethod
+    def _whole(self, chunks: list[Chunk]) -> Json: ...
+
+    @abstractmethod
+    def _chunks(self) -> Iterator[Json]: ...
+
+    def usage(self) -> Json:
+        """OpenAI's counts of tokens; so far, while it is made."""
+        n_prompt, n_completion = self.generation.n_prompt, self.generation.n_completion
+        return {
+            "prompt_tokens": n_prompt,
+            "completion_tokens": n_completion,
+            "total_tokens": n_prompt + n_completion,
         }
-        return {"usage": usage, "timings": dict(self.timings)}
+
+    def _extras(self) -> Json:
+        return {"usage": self.usage(), "timings": self.generation.stats.timings()}
+
+    @property
+    def _finish_reason(self) -> str:
+        return FINISH_REASONS[self.generation.finish_reason or "length"]
 
 
-Items = Iterable[Piece | Final]
+def _is_shown(chunk: Chunk) -> bool:
+    """Whether a chunk has a dict of its own: one per token that counts, and any text."""
+    return bool(chunk.text or chunk.reasoning) or (chunk.token >= 0 and not chunk.ends_text)
 
 
 # --- completions ------------------------------------------------------------------------------------------
 
 
-def completion(
-    response: ResponseMetadata, items: Items, *, echo: str = "", logprobs: LogprobWriter | None = None
-) -> Json:
-    """The dict of a text completion; `echo` is put before its text."""
-    pieces, final = collect(items)
-    choice = {
-        "text": echo + "".join(p.text for p in pieces),
-        "index": 0,
-        "logprobs": logprobs.all(pieces) if logprobs else None,
-        "finish_reason": final.finish_reason,
-    }
-    return _completion_dict(response, choice) | final.extras()
+class TextCompletion(Completion):
+    """The reply of a text completion.
 
+    Args:
+        echo: put before its text.
+    """
 
-def completion_chunks(
-    response: ResponseMetadata, items: Items, *, echo: str = "", logprobs: LogprobWriter | None = None
-) -> Iterator[Json]:
-    """The chunks of a text completion: one per token, and a last one that says why it ended."""
+    def __init__(self, response: ResponseMetadata, generation: Stream, *, echo: str = "", **more: Any) -> None:
+        super().__init__(response, generation, **more)
+        self._echo = echo
 
-    def chunk(text: str, entry: Json | None = None, reason: str | None = None, drafted: bool = False) -> Json:
-        choice = {"text": text, "index": 0, "logprobs": entry, "finish_reason": reason}
-        return _completion_dict(response, choice) | {"from_draft": drafted}
+    def _whole(self, chunks: list[Chunk]) -> Json:
+        text = self._echo + "".join(chunk.text for chunk in chunks)
+        entries = self._logprobs.all(chunks) if self._logprobs else None
+        return self._dict(text, entries, self._finish_reason)
 
-    if echo:
-        yield chunk(echo)
-    for item in items:
-        if isinstance(item, Final):
-            yield chunk("", reason=item.finish_reason) | item.extras()
-        elif item.text or not item.eog:
-            yield chunk(item.text, logprobs.add(item) if logprobs else None, drafted=item.from_draft)
+    def _chunks(self) -> Iterator[Json]:
+        if self._echo:
+            yield self._dict(self._echo) | {"from_draft": False}
+        for chunk in self.generation:
+            if _is_shown(chunk):
+                entry = self._logprobs.add(chunk) if self._logprobs else None
+                yield self._dict(chunk.text, entry) | {"from_draft": chunk.from_draft}
+        yield self._dict("", reason=self._finish_reason) | {"from_draft": False} | self._extras()
 
-
-def _completion_dict(response: ResponseMetadata, choice: Json) -> Json:
-    return {
-        "id": response.id,
-        "object": "text_completion",
-        "created": response.created,
-        "model": response.model,
-        "choices": [choice],
-    }
-
-
-def collect(items: Items) -> tuple[list[Piece], Final]:
-    """All pieces of a generation, and its end."""
-    pieces: list[Piece] = []
-    final = None
-    for item in items:
-        if isinstance(item, Final):
-            final = item
-        else:
-            pieces.append(item)
-    assert final is not None, "a generation ends with a Final"
-    return pieces, final
+    def _dict(self, text: str, entries: Json | None = None, reason: str | None = None) -> Json:
+        return {
+            "id": self.response.id,
+            "object": "text_completion",
+            "created": self.response.created,
+            "model": self.response.model,
+            "choices": [{"text": text, "index": 0, "logprobs": entries, "finish_reason": reason}],
+        }
 
 
 # --- chat -------------------------------------------------------------------------------------------------
 
 
-def chat(
-    response: ResponseMetadata,
-    items: Items,
-    *,
-    logprobs: LogprobWriter | None = None,
-    tool_names: Collection[str] = (),
-    forced_tool: str = "",
-    is_call: bool = False,
-) -> Json:
-    """The dict of a chat completion.
+class ChatCompletion(Completion):
+    """The reply of a chat completion. Reasoning is told apart, as `reasoning_content`.
 
     Args:
-        tool_names: turn calls of these into tool_calls, in whichever format they come.
+        tool_names: turn calls of these into tool_calls, in whichever format they come. One comes whole, in the chunk
+            of the token that completes it; a forced one as its arguments grow.
         forced_tool: the text is the arguments of a call of this function.
         is_call: the text is the JSON of a call, without tags.
     """
-    pieces, final = collect(items)
-    text = "".join(p.text for p in pieces)
-    message: Json = {"role": "assistant", "content": text}
-    reason = final.finish_reason
-    if forced_tool:
-        call = _call_dict(response, 0, ToolCall(forced_tool, text))
-        message |= {"content": None, "function_call": call["function"], "tool_calls": [call]}
-        reason = _with_calls(reason)
-    elif tool_names:
-        parser = ToolCallParser(tool_names, opened=is_call)
-        parts = parser.feed(text) + parser.flush()
-        calls = [part for part in parts if isinstance(part, ToolCall)]
-        if calls:
-            message["content"] = "".join(part for part in parts if isinstance(part, str)) or None
-            message["tool_calls"] = [_call_dict(response, i, call) for i, call in enumerate(calls)]
+
+    def __init__(
+        self,
+        response: ResponseMetadata,
+        generation: Stream,
+        *,
+        tool_names: Collection[str] = (),
+        forced_tool: str = "",
+        is_call: bool = False,
+        **more: Any,
+    ) -> None:
+        super().__init__(response, generation, **more)
+        self._tool_names, self._forced_tool, self._is_call = tool_names, forced_tool, is_call
+
+    def _whole(self, chunks: list[Chunk]) -> Json:
+        response, text = self.response, "".join(chunk.text for chunk in chunks)
+        message: Json = {"role": "assistant", "content": text}
+        if reasoning := "".join(chunk.reasoning for chunk in chunks):
+            message["reasoning_content"] = reasoning
+        reason = self._finish_reason
+        if self._forced_tool:
+            call = _call_dict(response, 0, ToolCall(self._forced_tool, text))
+            message |= {"content": None, "function_call": call["function"], "tool_calls": [call]}
             reason = _with_calls(reason)
-    choice = {
-        "index": 0,
-        "message": message,
-        "logprobs": chat_logprobs(logprobs.all(pieces) if logprobs else None),
-        "finish_reason": reason,
-    }
-    return _chat_dict(response, "chat.completion", choice) | final.extras()
+        elif self._tool_names:
+            parser = ToolCallParser(self._tool_names, opened=self._is_call)
+            parts = parser.feed(text) + parser.flush()
+            calls = [part for part in parts if isinstance(part, ToolCall)]
+            if calls:
+                message["content"] = "".join(part for part in parts if isinstance(part, str)) or None
+                message["tool_calls"] = [_call_dict(response, i, call) for i, call in enumerate(calls)]
+                reason = _with_calls(reason)
+        entries = chat_logprobs(self._logprobs.all(chunks) if self._logprobs else None)
+        choice = {"index": 0, "message": message, "logprobs": entries, "finish_reason": reason}
+        return _chat_dict(response, "chat.completion", choice)
 
+    def _chunks(self) -> Iterator[Json]:
+        deltas = _Deltas(self.response, self._tool_names, self._forced_tool, self._is_call)
+        is_first = True
+        for chunk in self.generation:
+            if is_first:
+                yield self._dict({"role": "assistant"})
+                is_first = False
+            if _is_shown(chunk):
+                entry = self._logprobs.add(chunk) if self._logprobs else None
+                yield self._dict(deltas.of(chunk), entry, drafted=chunk.from_draft)
+        if rest := deltas.flush():
+            yield self._dict(rest)
+        yield self._dict({}, reason=deltas.finish_reason(self._finish_reason)) | self._extras()
 
-def chat_chunks(
-    response: ResponseMetadata,
-    items: Items,
-    *,
-    logprobs: LogprobWriter | None = None,
-    tool_names: Collection[str] = (),
-    forced_tool: str = "",
-    is_call: bool = False,
-) -> Iterator[Json]:
-    """The chunks of a chat completion: the role, one per token, and a last one that says why it ended.
-
-    A tool call comes whole, in the chunk of the token that completes it; a forced one as its arguments grow.
-    """
-
-    def chunk(delta: Json, entry: Json | None = None, reason: str | None = None, drafted: bool = False) -> Json:
+    def _dict(self, delta: Json, entry: Json | None = None, reason: str | None = None, drafted: bool = False) -> Json:
         choice = {"index": 0, "delta": delta, "logprobs": chat_logprobs(entry), "finish_reason": reason}
-        return _chat_dict(response, "chat.completion.chunk", choice) | {"from_draft": drafted}
-
-    deltas = _Deltas(response, tool_names, forced_tool, is_call)
-    begun = False
-    for item in items:
-        if not begun:
-            yield chunk({"role": "assistant"})
-            begun = True
-        if isinstance(item, Final):
-            if rest := deltas.flush():
-                yield chunk(rest)
-            yield chunk({}, reason=deltas.finish_reason(item)) | item.extras()
-        elif item.text or not item.eog:
-            entry = logprobs.add(item) if logprobs else None
-            yield chunk(deltas.of(item.text), entry, drafted=item.from_draft)
+        return _chat_dict(self.response, "chat.completion.chunk", choice) | {"from_draft": drafted}
 
 
 class _Deltas:
@@ -203,15 +224,18 @@ class _Deltas:
     def __init__(
         self, response: ResponseMetadata, tool_names: Collection[str], forced_tool: str, is_call: bool
     ) -> None:
-        self._response = response
+        self.response = response
         self._parser = ToolCallParser(tool_names, opened=is_call) if tool_names and not forced_tool else None
         self._forced = forced_tool
         self._n_calls = 0
 
-    def of(self, text: str) -> Json:
+    def of(self, chunk: Chunk) -> Json:
+        """The delta of a chunk."""
         if self._forced:
-            return self._arguments(text)
-        return self._delta(self._parser.feed(text) if self._parser else [text])
+            delta = self._arguments(chunk.text)
+        else:
+            delta = self._delta(self._parser.feed(chunk.text) if self._parser else [chunk.text])
+        return delta | {"reasoning_content": chunk.reasoning} if chunk.reasoning else delta
 
     def flush(self) -> Json:
         """What the tool-call parser still holds, as a delta; {} if nothing."""
@@ -223,21 +247,22 @@ class _Deltas:
         calls = [part for part in parts if isinstance(part, ToolCall)]
         if calls:
             delta["tool_calls"] = [
-                {"index": i, **_call_dict(self._response, i, call)} for i, call in enumerate(calls, self._n_calls)
+                {"index": i, **_call_dict(self.response, i, call)} for i, call in enumerate(calls, self._n_calls)
             ]
             self._n_calls += len(calls)
         return delta
 
     def _arguments(self, text: str) -> Json:
         """Id and name come once: OpenAI's client adds up what later deltas repeat."""
-        call = _call_dict(self._response, 0, ToolCall(self._forced, text))
+        call = _call_dict(self.response, 0, ToolCall(self._forced, text))
         if self._n_calls:
             call = {"function": {"arguments": text}}
         self._n_calls = 1
         return {"tool_calls": [{"index": 0, **call}]}
 
-    def finish_reason(self, final: Final) -> str:
-        return _with_calls(final.finish_reason) if self._n_calls or self._forced else final.finish_reason
+    def finish_reason(self, reason: str) -> str:
+        """OpenAI's word for why the reply ended."""
+        return _with_calls(reason) if self._n_calls or self._forced else reason
 
 
 def _with_calls(reason: str) -> str:

@@ -1,8 +1,8 @@
 """Token ids become text: incremental UTF-8, stop strings, reasoning tags.
 
-A `TextCutter` belongs to one generation. It decides where the text ends and hands out one `Piece` per
-committed token: the pieces add up to the whole text, in whole characters, with nothing of a stop string. It
-knows nothing of models, laws or rounds: bytes come from a callable, and who drafted a token is told to it.
+A `Detokenizer` belongs to one generation. It decides where the text ends and hands out one `Chunk` per
+committed token: the chunks add up to the whole text, in whole characters, with nothing of a stop string. It
+knows nothing of models: bytes come from a callable, and who drafted a token is told to it.
 
 Bytes that are no UTF-8 are left out, as in llama-cpp-python: the text is `bytes.decode(errors="ignore")`.
 """
@@ -11,45 +11,15 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import replace
+
+from specgguf.decode.records import Chunk, TokenLogprob
 
 
-class Logprob(Protocol):
-    """What a piece carries of `rounds.TokenLogprob`, which this module may not import."""
+class Detokenizer:
+    """Incremental detokenizer and stop check of one generation.
 
-    @property
-    def token(self) -> int: ...
-    @property
-    def logprob(self) -> float: ...
-    @property
-    def top(self) -> tuple[tuple[int, float], ...]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """One committed token and the text that it releases.
-
-    Attributes:
-        text: whole characters; "" for special tokens and while a character or a possible stop string is
-            pending. Text that was pending belongs to the token that releases it.
-        token: the id; -1 for the text still held back where a generation was ended by `finish`.
-        from_draft: whether the draft wrote this token.
-        eog: an end-of-generation token: committed, but not counted by usage; its text is what was pending.
-        logprob: the token's log-probability, when asked for.
-    """
-
-    text: str
-    token: int
-    from_draft: bool = False
-    eog: bool = False
-    logprob: Logprob | None = None
-
-
-class TextCutter:
-    """Where one generation's text ends, and its pieces.
-
-    Call `cut` with each round's tokens, then `take`; what `cut` does not keep was never seen.
+    Call `check` with each round's tokens, then `chunks`; what `check` does not keep was never seen.
     """
 
     def __init__(
@@ -71,11 +41,11 @@ class TextCutter:
         self._max_tokens = max_tokens
         self._decoder = codecs.getincrementaldecoder("utf-8")("ignore")
         self._stops = StopBuffer(stop)
-        self._fresh: list[Piece] = []
+        self._fresh: list[Chunk] = []
         self.finish_reason: str | None = None
         self.n_tokens = 0  # kept so far, end-of-generation not counted
 
-    def cut(self, tokens: Sequence[int]) -> tuple[int, str | None]:
+    def check(self, tokens: Sequence[int]) -> tuple[int, str | None]:
         """How many of `tokens` belong to the output, and why it ends there: "eos", "stop", "length" or None.
 
         Asked of each token in this order: end of generation, stop string, max_tokens. The end-of-generation
@@ -91,7 +61,7 @@ class TextCutter:
     def _add(self, token: int) -> None:
         if token in self._eog:
             self.finish_reason = "eos"
-            self._fresh.append(Piece(self._stops.flush(), token, eog=True))
+            self._fresh.append(Chunk(self._stops.flush(), token))
             return
         self.n_tokens += 1
         text = self._stops.feed(self._decoder.decode(self._piece_bytes(token)))
@@ -100,10 +70,10 @@ class TextCutter:
         elif self.n_tokens >= self._max_tokens:
             self.finish_reason = "length"
             text += self._stops.flush()
-        self._fresh.append(Piece(text, token))
+        self._fresh.append(Chunk(text, token))
 
-    def take(self, n_from_draft: int = 0, logprobs: Sequence[Logprob] = ()) -> list[Piece]:
-        """The pieces of the tokens kept by the last `cut`, one per token, once.
+    def chunks(self, n_from_draft: int = 0, logprobs: Sequence[TokenLogprob] = ()) -> list[Chunk]:
+        """The chunks of the tokens kept by the last `check`, one per token, once.
 
         Args:
             n_from_draft: how many of those tokens, from the left, the draft wrote.
@@ -111,8 +81,8 @@ class TextCutter:
         """
         fresh, self._fresh = self._fresh, []
         return [
-            Piece(p.text, p.token, i < n_from_draft, p.eog, logprobs[i] if logprobs else None)
-            for i, p in enumerate(fresh)
+            replace(chunk, from_draft=i < n_from_draft, logprob=logprobs[i] if logprobs else None)
+            for i, chunk in enumerate(fresh)
         ]
 
     def flush(self) -> str:

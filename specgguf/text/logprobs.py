@@ -1,6 +1,6 @@
 """Log-probabilities of tokens in OpenAI's two shapes, the completions' and the chat's, as llama-cpp-python has them.
 
-This module knows nothing of models: the numbers come with the pieces, texts from a callable.
+This module knows nothing of models: the numbers come with the chunks, texts from a callable.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import codecs
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from .detokenize import Piece
+from specgguf.decode.records import Chunk
 
 Json = dict[str, Any]
 
@@ -26,25 +26,25 @@ class LogprobWriter:
         self._offset = offset
         self._decoder = codecs.getincrementaldecoder("utf-8")("ignore")
 
-    def add(self, piece: Piece) -> Json | None:
+    def add(self, chunk: Chunk) -> Json | None:
         """The entry of one token; None if it has none (end of generation, or not asked for)."""
-        if piece.logprob is None or piece.eog:
+        if chunk.logprob is None or chunk.ends_text:
             return None
-        text = self._text(piece.token)
-        top = {self._text(token): logprob for token, logprob in piece.logprob.top}
-        top[text] = piece.logprob.logprob
+        text = self._text(chunk.token)
+        top = {self._text(token): logprob for token, logprob in chunk.logprob.top}
+        top[text] = chunk.logprob.logprob
         offset = self._offset
-        self._offset += len(self._decoder.decode(self._piece_bytes(piece.token)))
+        self._offset += len(self._decoder.decode(self._piece_bytes(chunk.token)))
         return {
             "tokens": [text],
             "text_offset": [offset],
-            "token_logprobs": [piece.logprob.logprob],
+            "token_logprobs": [chunk.logprob.logprob],
             "top_logprobs": [top],
         }
 
-    def all(self, pieces: Iterable[Piece]) -> Json | None:
+    def all(self, chunks: Iterable[Chunk]) -> Json | None:
         """The entries of several tokens in one."""
-        entries = [entry for piece in pieces if (entry := self.add(piece)) is not None]
+        entries = [entry for chunk in chunks if (entry := self.add(chunk)) is not None]
         return {key: [e[key][0] for e in entries] for key in entries[0]} if entries else None
 
     def _text(self, token: int) -> str:

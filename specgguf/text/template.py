@@ -26,6 +26,18 @@ _OTHERWISE = (
 FREED = 1 / 3  # of the budget, at once: dropping a turn makes the whole prompt new to the caches
 
 
+class RenderedPrompt(list[int]):
+    """The token ids of a rendered conversation, and what its end says of the answer.
+
+    Attributes:
+        reasoning_tag: the tag by which the template opened the model's reasoning, "" where it did not.
+    """
+
+    def __init__(self, tokens: Iterable[int], reasoning_tag: str = "") -> None:
+        super().__init__(tokens)
+        self.reasoning_tag = reasoning_tag
+
+
 class ChatTemplate:
     """A model's chat template.
 

@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from click.testing import CliRunner
@@ -77,10 +78,13 @@ class Scripted:
 
     def generate(
         self, tokens: Sequence[int], params: SamplingParams, *, draft: int | str, draft_max: int | None
-    ) -> Iterator[Round]:
+    ) -> Any:
         self.calls.append((draft, params))
         self.last_stats = Stats()
         self.last_stats.begin(len(tokens), 0)
+        return SimpleNamespace(stats=self.last_stats, rounds=lambda: self._rounds(draft, params))
+
+    def _rounds(self, draft: int | str, params: SamplingParams) -> Iterator[Round]:
         assert params.max_tokens is not None
         n, left = 0, params.max_tokens
         while left:
@@ -169,7 +173,7 @@ def test_what_is_no_prompt_is_refused(tmp_path: Path, name: str, content: str | 
 
 
 def sample_of(generator: Scripted, draft: int | str, n: int = 13) -> Sample:
-    return measure(generator, trial(draft), SamplingParams(max_tokens=n, seed=99), clock=generator.clock)
+    return measure(cast(Any, generator), trial(draft), SamplingParams(max_tokens=n, seed=99), clock=generator.clock)
 
 
 def test_a_plain_run() -> None:
@@ -292,7 +296,7 @@ def test_what_slows_the_machine_for_a_while_does_not_decide() -> None:
 def test_rows_come_in_order_with_their_figures() -> None:
     generator = Scripted(accepted=2)
     trials = schedule([Prompt("p", "code"), Prompt("q", "story")], ["off", 1, 3, "auto"], 3)
-    code, story = report(list(run(generator, trials, SamplingParams(max_tokens=13), clock=generator.clock)))
+    code, story = report(list(run(cast(Any, generator), trials, SamplingParams(max_tokens=13), clock=generator.clock)))
     assert (code.kind, story.kind) == ("code", "story")
     assert [row.draft for row in code.rows] == ["off", 1, 3, "auto"]
     plain, _, three, auto = code.rows

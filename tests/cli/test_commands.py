@@ -14,6 +14,7 @@ from support.cli_support import Run, converse, home, run
 from support.fake_engine import FakeEngine, loaded, pieces
 
 from specgguf.errors import BackendError, ContextFull, ModelNotFound
+from specgguf.text.template import RenderedPrompt
 
 __all__ = ["converse", "home", "run"]  # fixtures
 
@@ -116,7 +117,7 @@ def test_save_load_and_resume(converse: Run, run: Run) -> None:
     again = converse("/save my talk", "/load nothing", "/load", "x", "/save my talk", fake=fake)
     assert "there is nothing to save yet" in again.err
     assert "there is no conversation 'nothing'" in again.err
-    assert "/load needs a name" in again.err
+    assert " 1  my talk  one" in again.err
     assert "a conversation 'my talk' already" in again.err
 
 
@@ -243,7 +244,7 @@ class Refusing(FakeEngine):
 
     def render(
         self, messages: Sequence[dict[str, Any]], *, tools: Any = None, enable_thinking: bool | None = None
-    ) -> list[int]:
+    ) -> RenderedPrompt:
         ids = super().render(messages, tools=tools, enable_thinking=enable_thinking)
         if len(ids) > 2 * self.n_ctx():
             raise ContextFull("too long to be read", hint="shorten it")

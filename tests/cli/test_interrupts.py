@@ -31,19 +31,13 @@ def test_the_first_cancels_from_another_thread_and_the_second_leaves() -> None:
     assert signal.set_wakeup_fd(-1) == -1
 
 
-def test_an_engine_that_forgets_a_cancel_before_its_start_is_told_again() -> None:
-    times = 0
-    again = threading.Event()
-
-    def cancel() -> None:
-        nonlocal times
-        times += 1
-        if times == 3:
-            again.set()
-
-    with Interrupts(cancel):
+def test_what_begins_after_ctrl_c_is_cancelled_at_once() -> None:
+    first, second = threading.Event(), threading.Event()
+    with Interrupts(first.set) as interrupts:
         os.kill(os.getpid(), signal.SIGINT)
-        assert again.wait(10)
+        assert first.wait(10)
+        interrupts.cancel_by(second.set)
+        assert second.is_set()
 
 
 def test_nothing_is_left_behind() -> None:

@@ -10,8 +10,7 @@ from specgguf.cli.terminal import console, stats_view
 from specgguf.cli.terminal.console import Style, clean, one_line, style_for
 from specgguf.cli.terminal.markdown import StableMarkdown
 from specgguf.cli.terminal.progress import Progress, human_bytes, human_seconds
-from specgguf.cli.terminal.reasoning import Span, Spans
-from specgguf.cli.terminal.render import AnswerWriter
+from specgguf.cli.terminal.render import AnswerWriter, Span
 from specgguf.cli.terminal.status import StatusOutput
 
 from specgguf.decode.records import Round
@@ -97,34 +96,6 @@ def test_reasoning(think: str) -> None:
 def test_reasoning_without_a_terminal_is_plain() -> None:
     assert written([Span("why", True, True), Span("so", False)], PLAIN, think="dim") == ("so\n", "why\n\n")
     assert written([Span("why", True, True), Span("so", False)], PLAIN, think="hide") == ("so\n", "")
-
-
-def run_spans(pieces: list[tuple[str, bool]], prompt_end: str = "") -> list[Span]:
-    spans = Spans(prompt_end)
-    found = [span for text, drafted in pieces for span in spans.feed(text, drafted)]
-    return [*found, *spans.flush()]
-
-
-@pytest.mark.parametrize("n", [1, 2, 3, 5, 8])
-@pytest.mark.parametrize("prompt_end", ["", "…<think>\n"])
-def test_provenance_survives_however_tags_are_cut(n: int, prompt_end: str) -> None:
-    text = ("" if prompt_end else " <think>") + "\nA </thi b < c</think>\n\nThe <think> answer"
-    cut = [text[i : i + n] for i in range(0, len(text), n)]
-    pieces = [(piece, i % 2 == 0) for i, piece in enumerate(cut)]
-    spans = run_spans(pieces, prompt_end)
-    assert "".join(s.text for s in spans if s.reasoning) == "A </thi b < c"
-    assert "".join(s.text for s in spans if not s.reasoning) == "The <think> answer"
-    marks = [(c, s.from_draft) for s in spans for c in s.text]
-    origin = [(c, drafted) for piece, drafted in pieces for c in piece]
-    kept = [*range(text.index("A </"), text.index("</think>")), *range(text.index("The <"), len(text))]
-    assert marks == [origin[i] for i in kept]
-
-
-def test_an_answer_without_reasoning_is_untouched() -> None:
-    for text in ("plain", "  <b>", "<thin", "a <think>b</think>", "\n\n"):
-        for n in (1, 100):
-            cut = [text[i : i + n] for i in range(0, len(text), n)]
-            assert "".join(s.text for s in run_spans([(c, False) for c in cut])) == text
 
 
 def test_stats_line() -> None:

@@ -14,6 +14,7 @@ from specgguf.config import SamplingParams
 from specgguf.decode.drafters import PENDING_MAX, SCORE_CONTEXT, ModelDrafter
 from specgguf.decode.records import Draft, always
 from specgguf.decode.sampling import Distribution, Rng, Transform
+from specgguf.decode.sequence import run_alone
 
 V = 5
 PLAIN = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
@@ -38,7 +39,7 @@ def make(**keywords: Any) -> tuple[ModelDrafter, FakeModel]:
 def propose(
     drafter: ModelDrafter, committed: Sequence[int], n_max: int = 3, keep_drafting: Any = always, seed: int = 1
 ) -> Draft:
-    return drafter.propose(committed, n_max, distribution, Rng(seed), keep_drafting)
+    return run_alone(drafter.propose(committed, n_max, distribution, Rng(seed), keep_drafting))
 
 
 def check(draft: Draft, committed: Sequence[int]) -> None:
@@ -68,22 +69,21 @@ def test_drafts_after_any_history(memory: str) -> None:
         if choose.random() < 0.1:
             committed = committed[: len(committed) // 2]
         n_decoded = model.n_decoded
-        drafter.sync(committed)
+        drafter.synchronise(committed)
         assert model.cells == committed[: len(model.cells)]
         assert model.n_decoded == n_decoded, "sync may not decode"
 
 
 def test_only_what_is_new_is_read() -> None:
     drafter, model = make()
-    propose(drafter, TEXT[:10], 3)
-    assert (drafter.n_draft_prefilled, model.n_decoded) == (10, 12)
+    assert (propose(drafter, TEXT[:10], 3).n_prefilled, model.n_decoded) == (10, 12)
     accepted = [*TEXT[:10], *propose(drafter, TEXT[:10], 3).tokens, 4]
     n_decoded = model.n_decoded
-    propose(drafter, accepted, 1)
-    assert drafter.n_draft_prefilled == 2  # the last drafted token was never decoded, and the bonus is new
+    assert (
+        propose(drafter, accepted, 1).n_prefilled == 2
+    )  # the last drafted token was never decoded, and the bonus is new
     assert model.n_decoded == n_decoded + 2
-    propose(drafter, [*accepted[:11], 0], 1)
-    assert drafter.n_draft_prefilled == 1  # a rejection: one new token
+    assert propose(drafter, [*accepted[:11], 0], 1).n_prefilled == 1  # a rejection: one new token
 
 
 def test_a_memory_with_marks_is_never_read_back_far() -> None:
@@ -93,9 +93,9 @@ def test_a_memory_with_marks_is_never_read_back_far() -> None:
     worst = 0
     for step in range(60):
         draft = propose(drafter, committed, 3, seed=step)
-        worst = max(worst, drafter.n_draft_prefilled) if step else 0
+        worst = max(worst, draft.n_prefilled) if step else 0
         committed = [*committed, *draft.tokens[: choose.randint(0, 1)], choose.randrange(V)]
-        drafter.sync(committed)
+        drafter.synchronise(committed)
     assert worst <= PENDING_MAX + 4
 
 
@@ -133,7 +133,6 @@ def test_nothing_is_drafted_after_an_id_that_the_draft_lacks() -> None:
     drafter, model = make()
     for committed in ([9], [0, 1, V, 2, 3], [*TEXT[:6], V]):
         assert propose(drafter, committed) == Draft()
-        assert drafter.n_draft_prefilled == 0
         assert model.cells == committed[: len(model.cells)]
     check(propose(drafter, [0, 1, 4]), [0, 1, 4])
     assert propose(drafter, TEXT[:5], 0) == Draft()
@@ -157,7 +156,7 @@ def asked(stop: Callable[[int, Distribution | None], bool]) -> tuple[list[tuple[
         return not stop(i, distribution_)
 
     drafter, model = make()
-    draft = drafter.propose(TEXT[:5], 3, distribution, Counting(1), keep_drafting)
+    draft = run_alone(drafter.propose(TEXT[:5], 3, distribution, Counting(1), keep_drafting))
     return questions, draft, model.n_decoded, drawn
 
 
@@ -173,7 +172,7 @@ def test_stopping_is_decided_before_a_token_is_drawn() -> None:
     assert questions[-1] == (1, True)
     assert (len(draft), n_decoded, drawn) == (1, 6, 1)
     _, draft, n_decoded, drawn = asked(lambda i, distribution: True)
-    assert (draft, n_decoded, drawn) == (Draft(), 5, 0)
+    assert (draft, n_decoded, drawn) == (Draft(n_prefilled=5), 5, 0)
 
 
 def overlaps(committed: Sequence[int], n: int) -> list[float]:
@@ -196,7 +195,7 @@ def test_scores_are_the_overlaps_of_the_distributions(memory: str, n_read: int) 
         propose(drafter, TEXT[:n_read], 1)
     probs = [p_of(TEXT[:20], i) for i in range(12, 20)]
     n = min(8, 19 - n_read)
-    scores = drafter.score(TEXT[:20], probs, distribution)
+    scores = run_alone(drafter.score(TEXT[:20], probs, distribution))
     assert [overlap for _, overlap in scores] == pytest.approx(overlaps(TEXT[:20], n) if n else [], abs=1e-12)
     assert [c for c, _ in scores] == [true_distribution(TEXT[:i]).confidence for i in range(20 - n, 20)]
     assert model.cells == TEXT[:19][: len(model.cells)]
@@ -207,7 +206,7 @@ def test_scoring_far_ahead_skips_the_middle_and_leaves_no_trace() -> None:
     drafter, model = make(n_ctx=80)
     propose(drafter, TEXT[:4], 1)
     n_decoded = model.n_decoded
-    scores = drafter.score(TEXT, [p_of(TEXT, i) for i in range(52, 60)], distribution)
+    scores = run_alone(drafter.score(TEXT, [p_of(TEXT, i) for i in range(52, 60)], distribution))
     assert len(scores) == 8
     assert model.n_decoded - n_decoded == 8 + SCORE_CONTEXT
     assert model.cells == TEXT[:4]
@@ -221,8 +220,8 @@ def test_scoring_far_ahead_skips_the_middle_and_leaves_no_trace() -> None:
 def test_what_cannot_be_scored_is_not() -> None:
     probs = [p_of(TEXT, i) for i in range(10, 20)]
     drafter, model = make(n_ctx=15)
-    assert drafter.score(TEXT[:20], probs, distribution) == ()
+    assert run_alone(drafter.score(TEXT[:20], probs, distribution)) == ()
     drafter, model = make()
-    assert drafter.score(TEXT[:20], [], distribution) == ()
-    assert drafter.score([*TEXT[:10], V, *TEXT[10:19]], probs, distribution) == ()
+    assert run_alone(drafter.score(TEXT[:20], [], distribution)) == ()
+    assert run_alone(drafter.score([*TEXT[:10], V, *TEXT[10:19]], probs, distribution)) == ()
     assert model.n_decoded == 0

@@ -13,6 +13,7 @@ from specgguf.config import DRAFT_MAX_LIMIT
 from specgguf.decode.ngrams import SIZES, NgramDrafter
 from specgguf.decode.records import Candidate, Draft, always
 from specgguf.decode.sampling import Rng
+from specgguf.decode.sequence import run_alone
 
 
 def brute_force(text: Sequence[int], n_vocab: int, eog: frozenset[int]) -> Candidate | None:
@@ -53,7 +54,7 @@ def test_a_text_that_grows_shrinks_and_changes(seed: int) -> None:
         else:
             text = [choose.randrange(4) for _ in range(choose.randint(1, 20))]
         if choose.random() < 0.3:
-            drafter.sync(text)
+            drafter.synchronise(text)
         assert drafter.candidate(text) == brute_force(text, 4, frozenset())
 
 
@@ -61,10 +62,14 @@ def test_a_text_that_grows_shrinks_and_changes(seed: int) -> None:
 def test_a_draft_is_an_offer_without_distributions(n_max: int) -> None:
     drafter = NgramDrafter(100, frozenset({50}))
     text = [*range(10, 40), 50, 1, 2, *range(10, 14)]
-    draft = drafter.propose(text, n_max, lambda logits, tail: pytest.fail("no law"), Rng(0), always)
+    draft = run_alone(drafter.propose(text, n_max, lambda logits, tail: pytest.fail("no law"), Rng(0), always))
     wanted = tuple(range(14, 30))[:n_max]
     assert draft == Draft(wanted, (None,) * len(wanted), "ngram")
-    ending = drafter.propose([*text, *range(14, 38)], 9, lambda logits, tail: pytest.fail("no law"), Rng(0), always)
+    ending = run_alone(
+        drafter.propose([*text, *range(14, 38)], 9, lambda logits, tail: pytest.fail("no law"), Rng(0), always)
+    )
     assert ending.tokens == (38, 39, 50)
-    assert drafter.propose([7, 8, 9], 3, lambda logits, tail: pytest.fail("no law"), Rng(0), always) == Draft()
-    assert drafter.score(text, [], lambda logits, tail: pytest.fail("no law")) == ()
+    assert (
+        run_alone(drafter.propose([7, 8, 9], 3, lambda logits, tail: pytest.fail("no law"), Rng(0), always)) == Draft()
+    )
+    assert run_alone(drafter.score(text, [], lambda logits, tail: pytest.fail("no law"))) == ()

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from support.fakes import FakeCutter, FakeModel, Script, random_table
+from support.fakes import FakeModel, FakeStopCheck, Script, random_table
 
 from specgguf.config import SamplingParams
 from specgguf.decode.drafters import ModelDrafter
+from specgguf.decode.generation import generate
 from specgguf.decode.records import Draft, Round, VerifyResult
 from specgguf.decode.sampling import Distribution, Rng, Transform
 from specgguf.decode.stats import TRACE_MAX, Stats
-from specgguf.decode.step import generate
 
 
 def added(*rounds: Round) -> Stats:
@@ -129,7 +129,7 @@ def test_sums_over_real_rounds_are_those_of_a_recount(ending: dict[str, Any]) ->
             transform=Transform(params, n_vocab=4, eog=eog),
             rng=Rng(seed),
             controller=Script([3, 0, 5]),
-            cutter=FakeCutter(11, **ending),
+            stop_check=FakeStopCheck(11, **ending),
             max_tokens=11,
             verify=rule,
         )

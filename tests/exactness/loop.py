@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from support.enumeration import output_distribution, total_variation
-from support.fakes import FakeClock, FakeCutter, FakeModel, KeepDrafting, Script, Table
+from support.fakes import FakeClock, FakeModel, FakeStopCheck, KeepDrafting, Script, Table
 
 from specgguf.config import SamplingParams
 from specgguf.decode.drafters import Drafter, ModelDrafter
+from specgguf.decode.generation import generate
 from specgguf.decode.ngrams import NgramDrafter
 from specgguf.decode.records import Round
 from specgguf.decode.sampling import Rng, Transform
-from specgguf.decode.step import generate
 from specgguf.decode.verifier import Rule, verify_token
 
 PLAIN = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)  # the law of the logits themselves
@@ -103,7 +103,7 @@ def run(
         draft_transform=draft_transform,
         rng=rng,
         controller=controller,
-        cutter=FakeCutter(setting.length, eog=setting.eog, stop=setting.stop),
+        stop_check=FakeStopCheck(setting.length, eog=setting.eog, stop=setting.stop),
         max_tokens=setting.length,
         verify=rule,
         ngrams=NgramDrafter(setting.v, setting.eog) if ngrams else None,
@@ -147,10 +147,10 @@ def reference(setting: Setting) -> dict[Text, float]:
     distribution: dict[Text, float] = {}
 
     def extend(out: tuple[int, ...], weight: float) -> None:
-        cutter = FakeCutter(limit, eog=setting.eog, stop=setting.stop)
+        stop_check = FakeStopCheck(limit, eog=setting.eog, stop=setting.stop)
         reason = None
         for token in out:
-            _, reason = cutter.cut([token])
+            _, reason = stop_check.check([token])
         if reason is not None:
             distribution[out, reason] = weight
             return

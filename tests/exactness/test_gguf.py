@@ -19,13 +19,13 @@ import numpy as np
 import pytest
 from conftest import Pair
 from support.enumeration import output_distribution, total_variation
-from support.fakes import FakeCutter, Script
+from support.fakes import FakeStopCheck, Script
 
 from specgguf.config import SamplingParams
 from specgguf.decode.drafters import ModelDrafter
+from specgguf.decode.generation import generate
 from specgguf.decode.records import Draft, Round, VerifyResult
 from specgguf.decode.sampling import Distribution, Rng, Transform, draw
-from specgguf.decode.step import generate
 from specgguf.decode.verifier import RULES, verify_token
 from specgguf.grammar.cursor import GrammarCursor, compile_grammar
 from specgguf.native import backend, rollback
@@ -93,7 +93,7 @@ def stream(target: Model, draft: Model, lengths: Sequence[int], n: int, **keywor
         transform=Transform(params, n_vocab=target.n_vocab, eog=target.eog, grammar=grammar),
         draft_transform=Transform(params, n_vocab=draft.n_vocab, eog=target.eog),
         controller=Script(lengths),
-        cutter=FakeCutter(n, eog=target.eog),
+        stop_check=FakeStopCheck(n, eog=target.eog),
         max_tokens=n,
         **keywords,
     )

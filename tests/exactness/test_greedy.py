@@ -26,7 +26,7 @@ def run(
     llm: SpeculativeLlama, prompt: list[int], params: SamplingParams, draft: int | str
 ) -> tuple[list[int], str | None]:
     """(tokens, finish reason)."""
-    rounds = list(llm.generate(prompt, params, draft=draft))
+    rounds = list(llm.generate(prompt, params, draft=draft).rounds())
     return [token for round in rounds for token in round.tokens], rounds[-1].finish_reason
 
 

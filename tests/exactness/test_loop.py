@@ -16,15 +16,15 @@ import numpy as np
 import pytest
 from loop import PLAIN, MakeController, Setting, distance, fixed, reference, run, script
 from support.enumeration import EnumeratingRng, expectation, output_distribution, total_variation, walk
-from support.fakes import FakeClock, FakeCutter, FakeModel, Script, random_table
+from support.fakes import FakeClock, FakeModel, FakeStopCheck, Script, random_table
 
 from specgguf.control.controller import Adaptive, Fixed
 from specgguf.control.costs import Costs
-from specgguf.decode.drafters import ModelDrafter
+from specgguf.decode.drafters import ModelDrafter, Proposal
+from specgguf.decode.generation import generate
 from specgguf.decode.ngrams import NgramDrafter
 from specgguf.decode.records import Draft, Round, VerifyResult
 from specgguf.decode.sampling import Distribution, Rng, Transform, draw, one_hot
-from specgguf.decode.step import generate
 from specgguf.decode.verifier import RULES
 from specgguf.errors import BackendError
 
@@ -170,18 +170,20 @@ class Chosen:
     """Proposes tokens that were not drawn: one-hot, without laws, as a lookup drafter does."""
 
     name = "chosen"
-    n_draft_prefilled = 0
 
     def __init__(self, choose: Any) -> None:
         self.choose = choose
 
-    def propose(self, committed: Sequence[int], n_max: int, distribution: Any, rng: Rng, keep_drafting: Any) -> Draft:
+    def propose(
+        self, committed: Sequence[int], n_max: int, distribution: Any, rng: Rng, keep_drafting: Any
+    ) -> Proposal:
+        yield from ()
         tokens: list[int] = []
         while len(tokens) < n_max and keep_drafting(len(tokens), one_hot(0)):
             tokens.append(self.choose([*committed, *tokens]))
         return Draft(tuple(tokens), (None,) * len(tokens), self.name) if tokens else Draft()
 
-    def sync(self, committed: Sequence[int]) -> None:
+    def synchronise(self, committed: Sequence[int]) -> None:
         pass
 
 
@@ -496,7 +498,7 @@ def turn(models: Sequence[FakeModel], prompt: Sequence[int], length: int, rng: R
         transform=Transform(PLAIN, n_vocab=3),
         rng=rng,
         controller=Script([2]),
-        cutter=FakeCutter(length),
+        stop_check=FakeStopCheck(length),
         max_tokens=length,
     )
 

@@ -17,9 +17,10 @@ from support.enumeration import output_distribution, total_variation
 from support.fakes import FakeModel, random_table
 from test_loop import EXACT, expected_accepted, first_round, off_text, pair
 
-from specgguf.decode.drafters import ModelDrafter
+from specgguf.decode.drafters import ModelDrafter, Proposal
 from specgguf.decode.records import Draft, VerifyResult
 from specgguf.decode.sampling import Distribution, Logits, Rng, Transform, draw, one_hot, residual
+from specgguf.decode.sequence import Forward
 from specgguf.decode.verifier import RULES, verify_block, verify_token
 
 WRONG = 1e-3  # the least distance of a wrong implementation: nine orders above the right one
@@ -148,7 +149,7 @@ def test_the_block_rule_written_out_is_right() -> None:
 class ArgmaxScoredWithQ(ModelDrafter):
     """Takes the likeliest token and reports the law that it was not drawn from."""
 
-    def propose(self, committed: Any, n_max: int, distribution: Any, rng: Rng, keep_drafting: Any) -> Draft:
+    def propose(self, committed: Any, n_max: int, distribution: Any, rng: Rng, keep_drafting: Any) -> Proposal:
         return super().propose(committed, n_max, distribution, _First(), keep_drafting)
 
 
@@ -163,8 +164,8 @@ class _First(Rng):
 class DropsUnlikelyTokens(ModelDrafter):
     """Draws a token, finds it unlikely, and takes it back."""
 
-    def propose(self, committed: Any, n_max: int, distribution: Any, rng: Rng, keep_drafting: Any) -> Draft:
-        draft = super().propose(committed, n_max, distribution, rng, keep_drafting)
+    def propose(self, committed: Any, n_max: int, distribution: Any, rng: Rng, keep_drafting: Any) -> Proposal:
+        draft = yield from super().propose(committed, n_max, distribution, rng, keep_drafting)
         n = 0
         while n < len(draft) and distribution_of(draft, n).prob(draft.tokens[n]) > 0.4:
             n += 1
@@ -236,26 +237,26 @@ def test_a_target_cache_with_a_rejected_token_in_it() -> None:
 class NeverRewinds(ModelDrafter):
     """A draft cache that keeps rejected tokens: exact all the same, and useless."""
 
-    def propose(self, committed: Any, n_max: int, distribution: Any, rng: Rng, keep_drafting: Any) -> Draft:
+    def propose(self, committed: Any, n_max: int, distribution: Any, rng: Rng, keep_drafting: Any) -> Proposal:
         held = len(self.model.tokens)
         pending = list(committed[held:]) or [committed[-1]]
         tokens: list[int] = []
         probs: list[Distribution] = []
-        logits = self.model.extend(pending, 1)[0]
+        logits = (yield Forward(self.model, pending, 1))[0]
         while len(tokens) < n_max:
             probs.append(distribution(logits, tokens))
             tokens.append(draw(probs[-1], rng))
-            logits = self.model.extend(tokens[-1:], 1)[0]
+            logits = (yield Forward(self.model, tokens[-1:], 1))[0]
         return Draft(tuple(tokens), tuple(probs), self.name)
 
-    def sync(self, committed: Any) -> None:
+    def synchronise(self, committed: Any) -> None:
         pass
 
 
 class OneBehind(ModelDrafter):
     """A draft cache that lags by one token."""
 
-    def propose(self, committed: Any, n_max: int, distribution: Any, rng: Rng, keep_drafting: Any) -> Draft:
+    def propose(self, committed: Any, n_max: int, distribution: Any, rng: Rng, keep_drafting: Any) -> Proposal:
         return super().propose(committed[:-1], n_max, distribution, rng, keep_drafting)
 
 

@@ -207,7 +207,7 @@ def test_common_prefix() -> None:
         assert common_prefix(a, b) == common_prefix(tuple(a), b) == common_prefix(a, tuple(b)) == n
 
 
-def test_rewinding_keeps_a_prefix_and_says_how_much(any_memory: Opened) -> None:
+def test_roll_back_keeps_a_prefix_and_says_how_much(any_memory: Opened) -> None:
     model = any_memory.model
     model.extend(TEXT[:10], 0)
     model.mark(3)
@@ -434,7 +434,7 @@ def test_a_few_tokens_are_left_to_end(dense: Opened, monkeypatch: pytest.MonkeyP
 
 
 def test_a_saved_cache_comes_back(any_memory: Opened) -> None:
-    """And is rewound as what it is: nothing of the former text's marks or windows is believed."""
+    """And is rolled back as what it is: nothing of the former text's marks or windows is believed."""
     model = any_memory.model
     model.extend(TEXT[:100], 0)
     saved = model.save()

@@ -1,4 +1,4 @@
-"""Every way of dropping rejected tokens leaves what a fresh context would hold, and wrong ways are seen.
+"""Every rollback leaves what a fresh context would hold, and wrong ones are seen.
 
 The loop itself plays random patterns of acceptance, rejection and rest over pairs of memories; every row that
 either model hands out on the way is compared with a context that never dropped anything.
@@ -15,13 +15,13 @@ import pytest
 from conftest import Pair
 from support import models
 from support.contexts import MEMORIES, TEXT, WRONG, Opened, opened_as
-from support.fakes import FakeCutter, Script
+from support.fakes import FakeStopCheck, Script
 
 from specgguf import SamplingParams, SpeculativeLlama
 from specgguf.decode.drafters import ModelDrafter
+from specgguf.decode.generation import generate
 from specgguf.decode.records import Draft, VerifyResult
 from specgguf.decode.sampling import Distribution, Rng, Transform, draw
-from specgguf.decode.step import generate
 from specgguf.errors import BackendError
 from specgguf.native import backend, rollback
 
@@ -86,7 +86,7 @@ def play(target: Opened, draft: Opened, seed: int, n: int = 50) -> tuple[Watched
         transform=Transform(SAMPLED, n_vocab=8, eog=target.model.eog),
         rng=Rng(seed),
         controller=Script(random.Random(seed).choices([0, 1, 2, 3, 5], k=11)),
-        cutter=FakeCutter(n),
+        stop_check=FakeStopCheck(n),
         max_tokens=n,
         verify=scripted(seed),
     )
@@ -119,13 +119,13 @@ def test_random_patterns_leave_fresh_memories(
     draft.close()
 
 
-def test_the_ways_that_are_found(request: pytest.FixtureRequest) -> None:
-    ways = {}
+def test_the_rollbacks_that_are_found(request: pytest.FixtureRequest) -> None:
+    found = {}
     for kind in MEMORIES:
         opened = opened_as(kind, request)
-        ways[kind] = opened.model.rollback.name
+        found[kind] = opened.model.rollback.name
         opened.close()
-    assert ways == {
+    assert found == {
         "plain": "plain",
         "native": "native",
         "checkpoint": "checkpoint",
@@ -136,7 +136,7 @@ def test_the_ways_that_are_found(request: pytest.FixtureRequest) -> None:
 
 
 def test_native_rollback_costs_no_replay_and_a_checkpoint_does(request: pytest.FixtureRequest) -> None:
-    """What each way reads again, over the same pattern: nothing, or the committed tokens since the last mark."""
+    """What each rollback reads again, over the same pattern: nothing, or the committed tokens since the last mark."""
     decoded = {}
     for kind in ("plain", "native", "checkpoint"):
         target = opened_for_drafts_of_5(kind, request)
@@ -264,7 +264,7 @@ def test_a_mark_of_a_dropped_text_is_seen(native: Opened) -> None:
 # --- where nothing serves ---------------------------------------------------------------------------------
 
 
-def test_a_way_that_does_not_work_is_not_taken(tiny_hybrid: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rollback_that_does_not_work_is_not_taken(tiny_hybrid: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """The probe at load finds out; then whatever must be dropped takes everything with it."""
     monkeypatch.setattr(backend, "set_state", lambda ctx, data, seq, flags=0: False)
     monkeypatch.setattr(rollback.Checkpoint, "resync", lambda rollback, n: n)
@@ -299,7 +299,7 @@ def test_drafting_is_off_where_nothing_can_be_dropped(
 
     wanted = answers(0)
     works = rollback._rolls_back
-    monkeypatch.setattr(rollback, "_rolls_back", lambda way, *a: way.name == "plain" and works(way, *a))
+    monkeypatch.setattr(rollback, "_rolls_back", lambda found, *a: found.name == "plain" and works(found, *a))
     assert answers(1) == wanted
 
 
@@ -318,8 +318,8 @@ def test_gemma_as_its_own_draft_past_a_window_that_discards() -> None:
         tokens = llm.tokenize((story * 36).encode())
         assert len(tokens) > 512 + 24
         for turn in range(3):
-            plain = [t for r in llm.generate(tokens, greedy, draft="off") for t in r.tokens]
-            drafted = [t for r in llm.generate(tokens, greedy) for t in r.tokens]
+            plain = [t for r in llm.generate(tokens, greedy, draft="off").rounds() for t in r.tokens]
+            drafted = [t for r in llm.generate(tokens, greedy).rounds() for t in r.tokens]
             assert llm.last_stats.draft_n > 0
             assert llm.last_stats.draft_n_accepted > 0
             check_near_tie(llm, tokens, plain, drafted)

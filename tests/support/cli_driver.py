@@ -19,7 +19,7 @@ from specgguf.cli.settings import Settings
 from specgguf.cli.terminal.status import StatusOutput
 
 from specgguf.errors import Cancelled
-from support.fake_engine import FAIL, GATE, HANG, FakeEngine, loaded, pieces
+from support.fake_engine import FAIL, GATE, HANG, FakeEngine, FakeGeneration, loaded, pieces
 
 STORY = pieces("Once upon a time there was a fox .", drafted="upon a time")
 
@@ -45,10 +45,11 @@ class Native(FakeEngine):
 
     held = False
 
-    def _hang(self) -> None:
+    def _hang(self, generation: FakeGeneration) -> None:
+        self.libc.pthread_mutex_lock(self.mutex)
         self.held = True
-        self.libc.pthread_mutex_lock(self.mutex)
-        self.libc.pthread_mutex_lock(self.mutex)
+        if not (self._cancelled or generation.cancelled):  # which may come before this call, and never again
+            self.libc.pthread_mutex_lock(self.mutex)
         raise Cancelled("cancelled")
 
     def cancel(self) -> None:

@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from specgguf.cli.open_pair import Loaded
 
-from specgguf.decode.records import Round
+from specgguf.decode.records import Chunk, Round
 from specgguf.decode.stats import Stats
 from specgguf.errors import Cancelled
+from specgguf.text.completion import ChatCompletion, ResponseMetadata
+from specgguf.text.detokenize import ReasoningSplitter, open_reasoning
+from specgguf.text.stream import ChunkStream
+from specgguf.text.template import RenderedPrompt
 
 Piece = tuple[str, bool]  # text, from_draft
 HANG: Piece = ("\0hang", False)
@@ -75,69 +79,59 @@ class FakeEngine:
 
     def render(
         self, messages: Sequence[dict[str, Any]], *, tools: Any = None, enable_thinking: bool | None = None
-    ) -> list[int]:
+    ) -> RenderedPrompt:
         words = [w for m in messages for w in (f"{m['role']}:", *str(m["content"]).split())]
-        return self._ids([*words, self._prompt_end])
+        prompt = FakePrompt(self._ids([*words, self._prompt_end]), open_reasoning(self._prompt_end))
+        prompt.messages, prompt.enable_thinking = [dict(m) for m in messages], enable_thinking
+        return prompt
 
     def detokenize(self, tokens: list[int], *, special: bool = False) -> bytes:
         return " ".join(self._words[t] for t in tokens).encode()
 
-    def create_chat_completion(
-        self, messages: Sequence[dict[str, Any]], *, stream: bool = False, **keywords: Any
-    ) -> Generator[dict[str, Any], None, None]:
-        assert stream
-        self.asked.append([dict(m) for m in messages])
-        self.keywords.append(keywords)
-        return self._generate(len(self.asked) - 1, messages)
+    def chat(self, prompt: Any, **keywords: Any) -> ChatCompletion:
+        self.asked.append(prompt.messages)
+        self.keywords.append({**keywords, "enable_thinking": prompt.enable_thinking})
+        generation = FakeGeneration(self, len(self.asked) - 1, prompt)
+        return ChatCompletion(ResponseMetadata("cmpl-1", 1700000000, "fake"), generation)
 
-    def _generate(self, n: int, messages: Sequence[dict[str, Any]]) -> Generator[dict[str, Any], None, None]:
+    def answer(self, n: int, prompt: RenderedPrompt, generation: FakeGeneration) -> Generator[Chunk, None, None]:
+        """The chunks of the `n`th answer, its reasoning told apart as the engine does."""
         self._cancelled = False
-        prompt = self.render(messages)
         n_cached = 0
         while n_cached < min(len(prompt) - 1, len(self._cache)) and prompt[n_cached] == self._cache[n_cached]:
             n_cached += 1
-        self.last_stats = Stats()
+        self.last_stats = generation.stats
         for stats in (self.last_stats, self.stats):
             stats.begin(len(prompt), n_cached)
             stats.n_prefilled += len(prompt) - n_cached
         if n == self._hang_in_prefill:
-            self._hang()
+            self._hang(generation)
         answer = self.script[min(n, len(self.script) - 1)]
         if isinstance(answer, Exception):
             raise answer
-        yield from self._stream(answer, prompt)
-
-    def _stream(self, answer: Sequence[Piece], prompt: list[int]) -> Generator[dict[str, Any], None, None]:
-        head = {"id": "chatcmpl-1", "created": 1700000000, "model": "fake", "object": "chat.completion.chunk"}
-        yield {**head, "choices": [{"index": 0, "delta": {"role": "assistant"}, "finish_reason": None}]}
+        told = Told()
+        stream = ChunkStream(cast(Any, told), ReasoningSplitter(prompt.reasoning_tag))
         said = ""
         for text, from_draft in answer:
             if (text, from_draft) == HANG:
-                self._hang()
+                self._hang(generation)
             if (text, from_draft) == GATE:
                 while not Path(os.environ["GATE"]).exists():
                     time.sleep(0.005)
                 continue
             if (text, from_draft) == FAIL:
                 raise RuntimeError("the engine broke")
-            if self._cancelled:
+            if self._cancelled or generation.cancelled:
                 raise Cancelled("cancelled")
             said += text
+            generation.n_completion += 1
             self._count(from_draft)
             self._cache = [*prompt, *self._ids(said.split())]
-            yield {**head, "from_draft": from_draft, "choices": [_choice({"content": text}, None)]}
-        n = len([p for p in answer if p != HANG])
-        yield {
-            **head,
-            "from_draft": False,
-            "choices": [_choice({}, "stop")],
-            "usage": {
-                "prompt_tokens": len(prompt),
-                "completion_tokens": n,
-                "total_tokens": len(prompt) + n,
-            },
-            "timings": self.last_stats.timings(),
-        }
+            told.fresh = [Chunk(text, 1, from_draft)]
+            yield from stream.chunks(Round((0,)))
+        generation.finish_reason = "eos"
+        yield from stream.flush()
+        yield Chunk("", 0, finish_reason="eos")
 
     def _count(self, from_draft: bool) -> None:
         """One round per piece: a drafted one was accepted, an undrafted one rejected a draft of one token."""
@@ -153,8 +147,8 @@ class FakeEngine:
             stats.add(round)
             stats.off_reason = "nobody wants it" if resting else ""
 
-    def _hang(self) -> None:
-        while not self._cancelled:
+    def _hang(self, generation: FakeGeneration) -> None:
+        while not self._cancelled and not generation.cancelled:
             time.sleep(0.005)
         raise Cancelled("cancelled")
 
@@ -165,10 +159,49 @@ class FakeEngine:
         self.closed = True
 
 
-def _choice(delta: dict[str, Any], finish_reason: str | None) -> dict[str, Any]:
-    return {"index": 0, "delta": delta, "finish_reason": finish_reason}
+class FakePrompt(RenderedPrompt):
+    """A rendered conversation that still knows its messages."""
+
+    messages: list[dict[str, Any]]
+    enable_thinking: bool | None
+
+
+class Told:
+    """A detokenizer whose text is written down."""
+
+    fresh: list[Chunk]
+
+    def chunks(self, n_from_draft: int, logprobs: object) -> list[Chunk]:
+        return self.fresh
+
+    def flush(self) -> str:
+        return ""
+
+
+class FakeGeneration:
+    """One scripted answer, as `decode.generation.Generation` is one."""
+
+    def __init__(self, engine: FakeEngine, n: int, prompt: RenderedPrompt) -> None:
+        self.n_prompt, self.n_completion = len(prompt), 0
+        self.stats = Stats()
+        self.finish_reason: str | None = None
+        self.cancelled = False
+        self._engine = engine
+        self._chunks = engine.answer(n, prompt, self)
+
+    def __iter__(self) -> Iterator[Chunk]:
+        return self._chunks
+
+    def cancel(self) -> None:
+        self._engine.cancel()
+        self.cancelled = self._engine._cancelled  # one that is deaf hears nothing
+
+    stop = cancel
+
+    def close(self) -> None:
+        self._chunks.close()
 
 
 def loaded(engine: FakeEngine) -> Loaded:
     """The fake as `open_engine` would hand it out."""
-    return Loaded(engine, "target.gguf", "draft.gguf", model_ref="demo", draft_ref="demo", load_s=0.1)
+    return Loaded(cast(Any, engine), "target.gguf", "draft.gguf", model_ref="demo", draft_ref="demo", load_s=0.1)

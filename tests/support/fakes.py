@@ -138,7 +138,7 @@ class FakeModel:
         return self.roll_back(n)
 
 
-class FakeCutter:
+class FakeStopCheck:
     """Where a text ends, on token ids: eog, a stop sequence of ids, a number of tokens; in this order."""
 
     def __init__(self, max_tokens: int, *, eog: frozenset[int] = frozenset(), stop: tuple[int, ...] = ()) -> None:
@@ -147,7 +147,7 @@ class FakeCutter:
         self.stop = stop
         self.seen: list[int] = []
 
-    def cut(self, tokens: Sequence[int]) -> tuple[int, str | None]:
+    def check(self, tokens: Sequence[int]) -> tuple[int, str | None]:
         for i, token in enumerate(tokens):
             self.seen.append(token)
             if token in self.eog:

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import copy
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 from llama_cpp import llama_chat_format as upstream
 
-from specgguf.decode.records import TokenLogprob
+from specgguf.decode.records import Chunk, TokenLogprob
+from specgguf.decode.stats import Stats
 from specgguf.errors import ConfigError
-from specgguf.text.completion import (
-    Final,
-    Json,
-    ResponseMetadata,
-    chat,
-    chat_chunks,
-    completion,
-    completion_chunks,
-)
-from specgguf.text.detokenize import Piece
+from specgguf.text.completion import ChatCompletion, Json, ResponseMetadata, TextCompletion
 from specgguf.text.logprobs import LogprobWriter
 
 HEAD = ResponseMetadata("cmpl-1", 1700000000, "model.gguf")
@@ -31,16 +23,58 @@ def scored(token: int) -> TokenLogprob:
     return TokenLogprob(token, -0.25 * token, ((1, -0.1), (token, -0.25 * token)))
 
 
+class Timed(Stats):
+    def timings(self) -> Json:
+        return dict(TIMINGS)
+
+
+class Told:
+    """A generation that is over: its chunks, why it ended, and its tokens."""
+
+    def __init__(self, chunks: Sequence[Chunk], reason: str, n_prompt: int = 7, n_completion: int = 4) -> None:
+        self._chunks = list(chunks)
+        self.finish_reason: str | None = reason
+        self.n_prompt, self.n_completion = n_prompt, n_completion
+        self.stats: Stats = Timed()
+        self.n_closed = 0
+
+    def __iter__(self) -> Iterator[Chunk]:
+        return iter(self._chunks)
+
+    def close(self) -> None:
+        self.n_closed += 1
+
+    def cancel(self) -> None:
+        raise AssertionError("nobody asked for that")
+
+    stop = cancel
+
+
+def completion(told: Any, **keywords: Any) -> Json:
+    return TextCompletion(HEAD, told, **keywords).whole()
+
+
+def completion_chunks(told: Any, **keywords: Any) -> Iterator[Json]:
+    return TextCompletion(HEAD, told, **keywords).chunks()
+
+
+def chat(told: Any, **keywords: Any) -> Json:
+    return ChatCompletion(HEAD, told, **keywords).whole()
+
+
+def chat_chunks(told: Any, **keywords: Any) -> Iterator[Json]:
+    return ChatCompletion(HEAD, told, **keywords).chunks()
+
+
 # "a bé", its é split over two tokens; tokens 2 and 3 were drafted; then the end of generation.
-PIECES = [
-    Piece("a", 1, logprob=scored(1)),
-    Piece(" b", 2, from_draft=True, logprob=scored(2)),
-    Piece("", 3, from_draft=True, logprob=scored(3)),
-    Piece("é", 4, logprob=scored(4)),
-    Piece("", 9, eog=True, logprob=scored(9)),
+CHUNKS = [
+    Chunk("a", 1, logprob=scored(1)),
+    Chunk(" b", 2, from_draft=True, logprob=scored(2)),
+    Chunk("", 3, from_draft=True, logprob=scored(3)),
+    Chunk("é", 4, logprob=scored(4)),
+    Chunk("", 9, logprob=scored(9), finish_reason="eos"),
 ]
-FINAL = Final("eos", 7, 4, TIMINGS)
-ITEMS: list[Piece | Final] = [*PIECES, FINAL]
+TOLD = Told(CHUNKS, "eos")
 USAGE = {"prompt_tokens": 7, "completion_tokens": 4, "total_tokens": 11}
 LOGPROBS: Json = {
     "tokens": ["a", " b", "", ""],
@@ -59,7 +93,7 @@ def without(chunk: Json, *keys: str) -> Json:
 
 
 def test_completion() -> None:
-    assert completion(HEAD, ITEMS, logprobs=writer()) == {
+    assert completion(TOLD, logprobs=writer()) == {
         "id": "cmpl-1",
         "object": "text_completion",
         "created": 1700000000,
@@ -68,7 +102,7 @@ def test_completion() -> None:
         "usage": USAGE,
         "timings": TIMINGS,
     }
-    assert completion(HEAD, ITEMS, echo="> ")["choices"][0] == {
+    assert completion(TOLD, echo="> ")["choices"][0] == {
         "text": "> a bé",
         "index": 0,
         "logprobs": None,
@@ -78,14 +112,14 @@ def test_completion() -> None:
 
 @pytest.mark.parametrize(("reason", "word"), [("eos", "stop"), ("stop", "stop"), ("length", "length")])
 def test_finish_reasons(reason: str, word: str) -> None:
-    items: list[Piece | Final] = [*PIECES, Final(reason, 7, 4)]
-    assert completion(HEAD, items)["choices"][0]["finish_reason"] == word
-    assert chat(HEAD, items)["choices"][0]["finish_reason"] == word
-    assert list(chat_chunks(HEAD, items))[-1]["choices"][0]["finish_reason"] == word
+    told = Told([*CHUNKS[:-1], Chunk("", 9, finish_reason=reason)], reason)
+    assert completion(told)["choices"][0]["finish_reason"] == word
+    assert chat(told)["choices"][0]["finish_reason"] == word
+    assert list(chat_chunks(told))[-1]["choices"][0]["finish_reason"] == word
 
 
 def test_completion_chunks() -> None:
-    *tokens, last = completion_chunks(HEAD, ITEMS, logprobs=writer())
+    *tokens, last = completion_chunks(TOLD, logprobs=writer())
     assert [c["choices"][0]["text"] for c in tokens] == ["a", " b", "", "é"], "one chunk per token"
     assert [c["from_draft"] for c in tokens] == [False, True, True, False]
     for i, chunk in enumerate(tokens):
@@ -100,13 +134,13 @@ def test_completion_chunks() -> None:
         assert choice["logprobs"] == {key: [column[i]] for key, column in LOGPROBS.items()}
     assert last["choices"] == [{"text": "", "index": 0, "logprobs": None, "finish_reason": "stop"}]
     assert (last["usage"], last["timings"], last["from_draft"]) == (USAGE, TIMINGS, False)
-    first, *_ = completion_chunks(HEAD, ITEMS, echo="> ")
+    first, *_ = completion_chunks(TOLD, echo="> ")
     assert first["choices"][0]["text"] == "> "
 
 
 def test_chat_is_what_llama_cpp_python_makes_of_the_completion() -> None:
-    ours = chat(HEAD, ITEMS, logprobs=writer())
-    theirs = upstream._convert_text_completion_to_chat(completion(HEAD, ITEMS, logprobs=writer()))
+    ours = chat(TOLD, logprobs=writer())
+    theirs = upstream._convert_text_completion_to_chat(completion(TOLD, logprobs=writer()))
     assert without(ours, "timings") == theirs
     assert ours["timings"] == TIMINGS
 
@@ -116,8 +150,8 @@ def test_chat_chunks_are_what_llama_cpp_python_makes_of_the_chunks(with_logprobs
     def logprobs() -> LogprobWriter | None:
         return writer() if with_logprobs else None
 
-    ours = list(chat_chunks(HEAD, ITEMS, logprobs=logprobs()))
-    plain = completion_chunks(HEAD, ITEMS, logprobs=logprobs())
+    ours = list(chat_chunks(TOLD, logprobs=logprobs()))
+    plain = completion_chunks(TOLD, logprobs=logprobs())
     theirs = list(upstream._convert_text_completion_chunks_to_chat(plain))
     assert [without(c, "from_draft", "usage", "timings") for c in ours] == theirs
     assert [c["from_draft"] for c in ours] == [False, False, True, True, False, False]
@@ -125,28 +159,28 @@ def test_chat_chunks_are_what_llama_cpp_python_makes_of_the_chunks(with_logprobs
 
 
 def test_text_released_by_the_end_of_generation_is_not_lost() -> None:
-    items: list[Piece | Final] = [Piece("", 5), Piece("c", 9, eog=True), Final("eos", 1, 1)]
-    assert completion(HEAD, items)["choices"][0]["text"] == "c"
-    assert "".join(c["choices"][0]["text"] for c in completion_chunks(HEAD, items)) == "c"
-    deltas = [c["choices"][0]["delta"] for c in chat_chunks(HEAD, items)]
+    told = Told([Chunk("", 5), Chunk("c", 9, finish_reason="eos")], "eos", 1, 1)
+    assert completion(told)["choices"][0]["text"] == "c"
+    assert "".join(c["choices"][0]["text"] for c in completion_chunks(told)) == "c"
+    deltas = [c["choices"][0]["delta"] for c in chat_chunks(told)]
     assert "".join(d.get("content", "") for d in deltas) == "c"
 
 
 def test_a_stream_begins_only_when_its_first_item_is_there() -> None:
     """An error before the first token is raised before any chunk is sent."""
 
-    def failing() -> Any:
-        raise ConfigError("no")
-        yield
+    class Failing(Told):
+        def __iter__(self) -> Any:
+            raise ConfigError("no")
 
     with pytest.raises(ConfigError):
-        next(chat_chunks(HEAD, failing()))
-    empty = list(chat_chunks(HEAD, [Final("length", 1, 0)]))
+        next(chat_chunks(Failing([], "eos")))
+    empty = list(chat_chunks(Told([Chunk("", -1, finish_reason="length")], "length", 1, 0)))
     assert [c["choices"][0]["delta"] for c in empty] == [{"role": "assistant"}, {}]
 
 
-def spelt(text: str, reason: str = "eos") -> list[Piece | Final]:
-    return [*(Piece(c, 1) for c in text), Final(reason, 7, len(text))]
+def spelt(text: str, reason: str = "eos") -> Told:
+    return Told([*(Chunk(c, 1) for c in text), Chunk("", 9, finish_reason=reason)], reason, 7, len(text))
 
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
@@ -154,7 +188,7 @@ CALL = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
 
 def test_tool_calls() -> None:
     text = f"Let me see.\n{CALL}\n{CALL}"
-    choice = chat(HEAD, spelt(text), tool_names=("f",))["choices"][0]
+    choice = chat(spelt(text), tool_names=("f",))["choices"][0]
     assert choice["finish_reason"] == "tool_calls"
     assert choice["message"]["content"] == "Let me see."
     first, second = choice["message"]["tool_calls"]
@@ -165,7 +199,7 @@ def test_tool_calls() -> None:
     }
     assert second["id"] != first["id"]
 
-    chunks = list(chat_chunks(HEAD, spelt(text), tool_names=("f",)))
+    chunks = list(chat_chunks(spelt(text), tool_names=("f",)))
     deltas = [c["choices"][0]["delta"] for c in chunks]
     assert len(chunks) == len(text) + 2, "the role, one per token, the end"
     assert "".join(d.get("content", "") for d in deltas) == "Let me see."
@@ -175,40 +209,40 @@ def test_tool_calls() -> None:
 
 
 def test_tool_calls_without_text_around_and_without_their_end() -> None:
-    assert chat(HEAD, spelt(CALL), tool_names=("f",))["choices"][0]["message"]["content"] is None
+    assert chat(spelt(CALL), tool_names=("f",))["choices"][0]["message"]["content"] is None
     unclosed = CALL.removesuffix("</tool_call>")
-    (call,) = chat(HEAD, spelt(unclosed), tool_names=("f",))["choices"][0]["message"]["tool_calls"]
-    chunks = list(chat_chunks(HEAD, spelt(unclosed), tool_names=("f",)))
+    (call,) = chat(spelt(unclosed), tool_names=("f",))["choices"][0]["message"]["tool_calls"]
+    chunks = list(chat_chunks(spelt(unclosed), tool_names=("f",)))
     assert chunks[-2]["choices"][0]["delta"]["tool_calls"] == [{"index": 0, **call}]
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
 def test_calls_in_a_text_that_was_cut() -> None:
-    items: list[Piece | Final] = [Piece(CALL, 1), Final("length", 7, 1)]
-    assert chat(HEAD, items, tool_names=("f",))["choices"][0]["finish_reason"] == "length"
-    *_, last = chat_chunks(HEAD, items, tool_names=("f",))
+    told = Told([Chunk(CALL, 1, finish_reason="length")], "length", 7, 1)
+    assert chat(told, tool_names=("f",))["choices"][0]["finish_reason"] == "length"
+    *_, last = chat_chunks(told, tool_names=("f",))
     assert last["choices"][0]["finish_reason"] == "length"
 
 
 def test_no_tool_calls_unless_asked_for() -> None:
     for tools, text in (((), CALL), (("f",), "a <b> "), (("f",), "<tool_call>?</tool_call>")):
-        choice = chat(HEAD, spelt(text), tool_names=tools)["choices"][0]
+        choice = chat(spelt(text), tool_names=tools)["choices"][0]
         assert choice["message"] == {"role": "assistant", "content": text}
         assert choice["finish_reason"] == "stop"
-        deltas = [c["choices"][0]["delta"] for c in chat_chunks(HEAD, spelt(text), tool_names=tools)]
+        deltas = [c["choices"][0]["delta"] for c in chat_chunks(spelt(text), tool_names=tools)]
         assert "".join(d.get("content", "") for d in deltas) == text
 
 
 def test_a_forced_tool_is_as_in_llama_cpp_python() -> None:
-    items = spelt('{"x": 1}')
-    ours = chat(HEAD, items, forced_tool="f")
-    theirs = upstream._convert_completion_to_chat_function("f", completion(HEAD, items), stream=False)
+    told = spelt('{"x": 1}')
+    ours = chat(told, forced_tool="f")
+    theirs = upstream._convert_completion_to_chat_function("f", completion(told), stream=False)
     assert without(ours, "timings") == theirs
 
 
 def test_a_forced_tools_chunks_add_up() -> None:
     """Not as llama-cpp-python's, which repeat the name in each chunk: OpenAI's client would add them up."""
-    chunks = list(chat_chunks(HEAD, spelt('{"x": 1}'), forced_tool="f"))
+    chunks = list(chat_chunks(spelt('{"x": 1}'), forced_tool="f"))
     assert chunks[0]["choices"][0]["delta"] == {"role": "assistant"}
     calls = [c["choices"][0]["delta"]["tool_calls"][0] for c in chunks[1:-1]]
     assert all(call["index"] == 0 for call in calls)
@@ -218,26 +252,59 @@ def test_a_forced_tools_chunks_add_up() -> None:
 
 
 def test_a_forced_call_that_was_cut_says_so() -> None:
-    items = spelt('{"x": ', reason="length")
-    assert chat(HEAD, items, forced_tool="f")["choices"][0]["finish_reason"] == "length"
-    *_, last = chat_chunks(HEAD, items, forced_tool="f")
+    told = spelt('{"x": ', reason="length")
+    assert chat(told, forced_tool="f")["choices"][0]["finish_reason"] == "length"
+    *_, last = chat_chunks(told, forced_tool="f")
     assert last["choices"][0]["finish_reason"] == "length"
 
 
 def test_a_bare_call_of_a_tool_is_a_call() -> None:
     text = '{"name": "f", "arguments": {"x": 1}}'
-    choice = chat(HEAD, spelt(text), tool_names=("f",))["choices"][0]
+    choice = chat(spelt(text), tool_names=("f",))["choices"][0]
     assert (choice["message"]["content"], choice["finish_reason"]) == (None, "tool_calls")
-    deltas = [c["choices"][0]["delta"] for c in chat_chunks(HEAD, spelt(text), tool_names=("f",))]
+    deltas = [c["choices"][0]["delta"] for c in chat_chunks(spelt(text), tool_names=("f",))]
     (call,) = [call for delta in deltas for call in delta.get("tool_calls", [])]
     assert call["function"] == {"name": "f", "arguments": '{"x": 1}'}
     assert not any(delta.get("content") for delta in deltas)
-    assert chat(HEAD, spelt(text), tool_names=("g",))["choices"][0]["message"]["content"] == text
+    assert chat(spelt(text), tool_names=("g",))["choices"][0]["message"]["content"] == text
 
 
-def test_items_are_not_kept_or_changed() -> None:
-    before = copy.deepcopy(ITEMS)
-    dicts = [completion(HEAD, ITEMS), chat(HEAD, ITEMS), *chat_chunks(HEAD, ITEMS)]
+def test_every_reply_has_timings_of_its_own() -> None:
+    dicts = [completion(TOLD), chat(TOLD), *chat_chunks(TOLD)]
     for made in dicts:
         made.get("timings", {}).clear()
-    assert before == ITEMS
+    assert TIMINGS == {"predicted_n": 4, "draft_n": 2}
+
+
+def test_a_stream_that_is_dropped_closes_its_generation() -> None:
+    told = Told(CHUNKS, "eos")
+    chunks = chat_chunks(told)
+    next(chunks)
+    assert not told.n_closed
+    chunks.close()  # type: ignore[attr-defined]
+    assert told.n_closed
+
+
+REASONED = Told(
+    [
+        Chunk("", 1, reasoning="so "),
+        Chunk("", 2, reasoning="it is", from_draft=True),
+        Chunk("yes", 3),
+        Chunk("", 9, finish_reason="eos"),
+    ],
+    "eos",
+)
+
+
+def test_reasoning_has_a_field_of_its_own() -> None:
+    message = chat(REASONED)["choices"][0]["message"]
+    assert message == {"role": "assistant", "content": "yes", "reasoning_content": "so it is"}
+    deltas = [c["choices"][0]["delta"] for c in chat_chunks(REASONED)]
+    assert deltas == [
+        {"role": "assistant"},
+        {"content": "", "reasoning_content": "so "},
+        {"content": "", "reasoning_content": "it is"},
+        {"content": "yes"},
+        {},
+    ]
+    assert "reasoning_content" not in chat(TOLD)["choices"][0]["message"]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specgguf.text.detokenize import REASONING_TAGS, ReasoningSplitter, StopBuffer, TextCutter, open_reasoning
+from specgguf.text.detokenize import REASONING_TAGS, Detokenizer, ReasoningSplitter, StopBuffer, open_reasoning
 
 EOG = 999_999
 property_test = settings(derandomize=True, deadline=None, max_examples=300)
@@ -44,7 +44,7 @@ def run(
     end: int | None = EOG,
 ) -> tuple[list[str], int, str | None]:
     """The pieces, the number of tokens kept, and the finish reason."""
-    cutter = TextCutter(lambda i: tokens[i], eog={EOG}, stop=stop, max_tokens=max_tokens)
+    stop_check = Detokenizer(lambda i: tokens[i], eog={EOG}, stop=stop, max_tokens=max_tokens)
     ids = list(range(len(tokens))) + ([] if end is None else [end])
     pieces: list[str] = []
     n_kept, reason = 0, None
@@ -52,12 +52,11 @@ def run(
         if not ids or reason:
             break
         block, ids = ids[:size], ids[size:]
-        n, reason = cutter.cut(block)
-        taken = cutter.take(n_from_draft=1)
+        n, reason = stop_check.check(block)
+        taken = stop_check.chunks(n_from_draft=1)
         assert [p.token for p in taken] == block[:n]
         assert [p.from_draft for p in taken] == [i < 1 for i in range(n)]
-        assert [p.eog for p in taken] == [t == EOG for t in block[:n]]
-        assert cutter.take() == []
+        assert stop_check.chunks() == []
         assert reason or n == len(block)
         pieces += [p.text for p in taken]
         n_kept += n
@@ -152,9 +151,9 @@ def test_of_several_stops_the_first_complete_one_ends_the_text() -> None:
 def test_held_text_is_released_at_the_end() -> None:
     assert run([b"a", b"\n"], [3], stop=["\n\n"]) == (["a", "", "\n"], 3, "eos")
     assert run([b"a", b"\n"], [2], stop=["\n\n"], max_tokens=2) == (["a", "\n"], 2, "length")
-    cutter = TextCutter(lambda _: b"\n", eog=(), stop=["\n\n"], max_tokens=9)
-    cutter.cut([0])
-    assert cutter.flush() == "\n"
+    stop_check = Detokenizer(lambda _: b"\n", eog=(), stop=["\n\n"], max_tokens=9)
+    stop_check.check([0])
+    assert stop_check.flush() == "\n"
 
 
 def test_a_character_cut_by_max_tokens_is_left_out() -> None:
@@ -163,20 +162,20 @@ def test_a_character_cut_by_max_tokens_is_left_out() -> None:
 
 
 def test_nothing_after_the_end_is_kept() -> None:
-    cutter = TextCutter(lambda _: b"x", eog={7}, max_tokens=9)
-    assert cutter.cut([1, 7, 2, 3]) == (2, "eos")
-    assert cutter.n_tokens == 1
-    assert cutter.cut([4]) == (0, "eos")
-    assert cutter.take() == []
+    stop_check = Detokenizer(lambda _: b"x", eog={7}, max_tokens=9)
+    assert stop_check.check([1, 7, 2, 3]) == (2, "eos")
+    assert stop_check.n_tokens == 1
+    assert stop_check.check([4]) == (0, "eos")
+    assert stop_check.chunks() == []
 
 
 def test_logprobs_travel_with_their_token() -> None:
     from specgguf.decode.records import TokenLogprob
 
-    cutter = TextCutter(lambda _: b"x", eog=(), max_tokens=2)
+    stop_check = Detokenizer(lambda _: b"x", eog=(), max_tokens=2)
     given_ = [TokenLogprob(5, -0.5), TokenLogprob(6, -1.5), TokenLogprob(7, -2.5)]
-    cutter.cut([5, 6, 7])
-    assert [p.logprob for p in cutter.take(0, given_)] == given_[:2]
+    stop_check.check([5, 6, 7])
+    assert [p.logprob for p in stop_check.chunks(0, given_)] == given_[:2]
 
 
 def split_reasoning(text: str, points: list[int], opened: str = "") -> dict[str, str]:

@@ -28,11 +28,11 @@ from specgguf import SamplingParams, SpeculativeLlama
 from specgguf.bench import results, runs
 from specgguf.control.controller import Fixed
 from specgguf.decode.drafters import ModelDrafter
+from specgguf.decode.generation import generate
 from specgguf.decode.records import Draft, VerifyResult
 from specgguf.decode.sampling import Distribution, Rng, Transform
-from specgguf.decode.step import generate
 from specgguf.decode.verifier import RULES, verify_block
-from specgguf.text.detokenize import TextCutter
+from specgguf.text.detokenize import Detokenizer
 
 FILE = "accepted-length.json"
 
@@ -73,7 +73,7 @@ def blocks(
         draft_transform=Transform(params, n_vocab=n_vocab, eog=target.eog),
         rng=Rng(index),
         controller=Fixed(k),
-        cutter=TextCutter(lambda token: b"", eog=target.eog, max_tokens=max_tokens),
+        stop_check=Detokenizer(lambda token: b"", eog=target.eog, max_tokens=max_tokens),
         max_tokens=max_tokens,
         verify=rule,
     )

@@ -32,7 +32,7 @@ def generation(llm: SpeculativeLlama, params: SamplingParams, draft: int | str) 
     tokens: list[int] = []
     first = native_first = started = time.perf_counter()
     n_first = 0
-    for round in llm.generate(ids(64), params, draft=draft, draft_max=DRAFT_MAX):
+    for round in llm.generate(ids(64), params, draft=draft, draft_max=DRAFT_MAX).rounds():
         if not tokens:
             first, native_first, n_first = time.perf_counter(), llm.decode_s, len(round.tokens)
         tokens += round.tokens
@@ -100,7 +100,7 @@ def first_difference(llm: SpeculativeLlama, plain: Sequence[int], drafted: Seque
     if at is None:
         return None
     params = SamplingParams(temperature=0.0, max_tokens=at + 1, ignore_eos=True, logprobs=20)
-    said = [entry for round in llm.generate(ids(64), params, draft="off") for entry in round.logprobs]
+    said = [entry for round in llm.generate(ids(64), params, draft="off").rounds() for entry in round.logprobs]
     top = dict(said[at].top)
     gap = said[at].logprob - top[drafted[at]] if drafted[at] in top else None
     return {"position": at, "plain": plain[at], "drafted": drafted[at], "again": said[at].token, "gap": gap}

@@ -69,10 +69,10 @@ def _stages() -> list[tuple[str, Any, str]]:
         ("extend, around decode", context.Model, "extend"),
         ("roll back", context.Model, "roll_back"),
         ("drafter", drafters.ModelDrafter, "propose"),
-        ("cut the text", text.TextCutter, "cut"),
+        ("cut the text", text.Detokenizer, "cut"),
         ("controller: plan", controller.Adaptive, "plan"),
         ("controller: observe", controller.Adaptive, "observe"),
-        ("synchronise both caches", step._Run, "synchronise"),
+        ("synchronise both caches", step.Run, "synchronise"),
         ("statistics", stats.Stats, "add"),
     ]
 

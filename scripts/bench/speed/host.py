@@ -60,7 +60,7 @@ def rounds_of(llm: SpeculativeLlama, params: SamplingParams, draft: int | str) -
     llm.reset()
     prompt, found = list(range(10, 42)), []
     native, started = llm.decode_s, time.perf_counter()
-    for n, round in enumerate(llm.generate(prompt, params, draft=draft, draft_max=max(LENGTHS))):
+    for n, round in enumerate(llm.generate(prompt, params, draft=draft, draft_max=max(LENGTHS)).rounds()):
         now, native_now = time.perf_counter(), llm.decode_s
         if n:
             found.append((round.draft_n, (now - started) - (native_now - native)))

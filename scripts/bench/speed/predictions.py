@@ -60,7 +60,7 @@ def one(args: argparse.Namespace, regime: Regime, lengths: list[int]) -> dict[st
         params = SamplingParams(temperature=0.0, max_tokens=N_TOKENS, ignore_eos=True)
 
         def speed(length: int | str) -> float:
-            for _ in llm.generate(prompt, params, draft=length, draft_max=DRAFT_MAX):
+            for _ in llm.generate(prompt, params, draft=length, draft_max=DRAFT_MAX).rounds():
                 pass
             return llm.last_stats.n_generated / llm.last_stats.predicted_s
 

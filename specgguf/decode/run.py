@@ -1,0 +1,105 @@
+"""The state of one sequence under generation: its parts, the tokens committed so far, and the target's view of a draft.
+
+It decides nothing: a round over it is `step.speculate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from .drafters import Drafter
+from .ngrams import NgramDrafter
+from .records import Candidate, Draft
+from .sampling import Distribution, Logits, Rng, Transform
+from .sequence import CachedSequence
+from .verifier import Rule, verify_token
+
+
+class StopCheck(Protocol):
+    """Decides where the text ends."""
+
+    def check(self, tokens: Sequence[int]) -> tuple[int, str | None]:
+        """How many of `tokens` to keep, and "eos", "stop", "length" or None."""
+
+
+@dataclass(eq=False)
+class Run:
+    """One sequence under generation: its parts and the tokens committed so far.
+
+    Attributes:
+        end: the most tokens that may be committed, the prompt's included.
+        n_draft_prefilled: tokens that the draft model read in this round before its first draw.
+        plain_probs: the target's distributions at the latest plain tokens, for a probe.
+        off_reason: why the draft model is not asked any more, in one line; "" where it is.
+    """
+
+    target: CachedSequence
+    drafter: Drafter | None
+    ngrams: NgramDrafter | None
+    committed: list[int]
+    n_prompt: int
+    end: int
+    transform: Transform
+    draft_transform: Transform
+    rng: Rng
+    stop_check: StopCheck
+    verify: Rule = verify_token
+    n_logprobs: int | None = None
+    plain_probs: list[Distribution] = field(default_factory=list)
+    off_reason: str = ""
+
+    @property
+    def n_draft_max(self) -> int:
+        """How many tokens may be drafted: the bonus token needs a place too."""
+        return max(self.end - len(self.committed) - 1, 0)
+
+    @property
+    def candidate(self) -> Candidate | None:
+        """What an n-gram of the text itself suggests now."""
+        return self.ngrams.candidate(self.committed) if self.ngrams is not None else None
+
+    @property
+    def reads_prompt(self) -> bool:
+        """Whether the next round is the first: its pass reads the end of the prompt."""
+        return len(self.committed) == self.n_prompt
+
+    def p(self, logits: Logits, tail: Sequence[int]) -> Distribution:
+        """The target's distribution after the committed tokens and `tail`."""
+        return self.transform.distribution(logits, [*self.committed[self.n_prompt :], *tail])
+
+    def q(self, logits: Logits, tail: Sequence[int]) -> Distribution:
+        """The draft's distribution after the committed tokens and `tail`."""
+        return self.draft_transform.distribution(logits, [*self.committed[self.n_prompt :], *tail])
+
+    def stop_drafting(self, error: Exception) -> None:
+        """The draft model failed: what is left of this answer is generated without it."""
+        self.off_reason = f"drafting is off: the draft model failed: {error}"
+        if self.drafter is not None:
+            self.drafter.synchronise(self.committed)
+            self.drafter = None
+
+    def synchronise(self) -> None:
+        """Roll both caches back to a prefix of committed[:-1]: what the next round builds on."""
+        self.target.reuse(self.committed[:-1])
+        if self.drafter is not None:
+            self.drafter.synchronise(self.committed)
+
+
+class Rows(Sequence[Distribution]):
+    """The target's distributions along a draft, each made when first asked for. No bonus row after a token that ends
+    the generation."""
+
+    def __init__(self, logits: Logits, draft: Draft, run: Run) -> None:
+        ended = bool(draft.tokens) and draft.tokens[-1] in run.target.eog
+        self._logits, self._draft, self._p, self._n = logits, draft, run.p, len(draft) + (not ended)
+        self._made: dict[int, Distribution] = {}
+
+    def __len__(self) -> int:
+        return self._n
+
+    def __getitem__(self, i: int) -> Distribution:  # type: ignore[override]
+        if i not in self._made:
+            self._made[i] = self._p(self._logits[i], self._draft.tokens[:i])
+        return self._made[i]
