@@ -220,11 +220,14 @@ class Conversation:
         prompt = self._fit()
         self.autosave.asked(self.messages[:-1], question)
         n_new = len(prompt) - n_common(prompt, self._read)
-        self._read = prompt
         if n_new >= SLOW_PROMPT:
             self.status.wait(f"reading {n_new:,} tokens …")
-        with self.autosave.answering(question, answer):
-            ask(self.loaded.engine, prompt, self.settings.sampling(), sink, answer, interrupts)
+        try:
+            with self.autosave.answering(question, answer):
+                ask(self.loaded.engine, prompt, self.settings.sampling(), sink, answer, interrupts)
+        finally:
+            if answer.spans:  # one that was stopped before has not been read to its end
+                self._read = prompt
 
     def count(self, messages: list[Message]) -> int:
         """Tokens of a rendered conversation, by the model's own template."""

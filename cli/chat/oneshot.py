@@ -45,7 +45,7 @@ def run(chat: ChatSession, question: str) -> int:
     chat.describe()
     chat.display.legend_once()
     try:
-        answer = chat.conversation.send(question, chat.display.sink())
+        answer = chat.conversation.send(chat.with_files(question), chat.display.sink())
         chat.display.after(answer, chat.conversation.loaded.engine)
     finally:
         if left in chat.autosave.unanswered:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -53,6 +54,16 @@ def _complete_session(_ctx: click.Context, _param: click.Parameter, incomplete: 
     shell_complete=_complete_session,
 )
 @click.option(
+    "--file",
+    "-f",
+    "files",
+    multiple=True,
+    type=click.Path(),
+    cls=SectionOption,
+    section="Conversation",
+    help="Send a text file with the (first) question; may be given several times.",
+)
+@click.option(
     "--json",
     "as_json",
     is_flag=True,
@@ -74,6 +85,7 @@ def chat(
     yes: bool,
     continue_: bool,
     resume_: str | None,
+    files: tuple[str, ...],
     as_json: bool,
     quiet: bool,
     **flags: Any,
@@ -114,6 +126,9 @@ def chat(
                 conversation.resume(session.messages, session.pending, session.branches)
             if system and (session is None or settings.given_here("system")):
                 conversation.set_system(system)
+            open_pair.check_template(loaded)
+            for path in files:
+                chat.attach(Path(path).expanduser())
             return loop.run(chat, keyboard, session) if text is None else oneshot.run(chat, text)
 
 
