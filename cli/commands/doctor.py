@@ -137,8 +137,7 @@ def _files(settings: Settings) -> tuple[Path, Path | None, dict[str, Any]]:
         SpecggufError: nothing is here.
     """
     from specgguf.config import DraftConfig
-    from specgguf.fit import draft_candidates, search
-    from specgguf.models import hub
+    from specgguf.fit.pair_choice import choose_pair, here
 
     given = {
         k: settings[k]
@@ -147,18 +146,12 @@ def _files(settings: Settings) -> tuple[Path, Path | None, dict[str, Any]]:
         if settings[k] is not None
     }
     keywords: dict[str, Any] = {"n_ctx": 512, "n_gpu_layers": None, **given}
-    if not settings["model"]:
-        preset, _ = search.named(settings["preset"] or "auto", offline=True)
-        paths = [hub.resolve(file, offline=True) for file in preset.files]
+    choice = choose_pair(settings["model"], settings["draft_model"], settings["preset"], offline=True)
+    files = choice.files(here)
+    if choice.preset is not None and choice.model == choice.preset.model:
         drafting = {field.name for field in fields(DraftConfig)}  # not the models'
-        own = {k: v for k, v in preset.keywords.items() if k not in drafting}
-        return paths[0], paths[1] if len(paths) > 1 else None, {**own, **keywords}
-    target = hub.resolve(settings["model"], offline=True)
-    ref = settings["draft_model"]
-    if ref in ("none", "off", "no", "ngram"):
-        return target, None, keywords
-    best = draft_candidates.best(target) if ref is None else None
-    return target, best.path if best else hub.resolve(ref, offline=True) if ref else None, keywords
+        keywords = {**{k: v for k, v in choice.preset.keywords.items() if k not in drafting}, **keywords}
+    return files.model, files.draft_model if isinstance(files.draft_model, Path) else None, keywords
 
 
 def _about(target: Path, draft: Path | None, costs: Costs, rollback: dict[str, str]) -> dict[str, Any]:
