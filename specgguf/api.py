@@ -99,12 +99,15 @@ class SpeculativeLlama:
     def from_preset(cls, name: str, *, offline: bool | None = None, **keywords: Any) -> SpeculativeLlama:
         """Load a preset's pair ("auto": the one for this machine), downloaded if need be; `keywords` override it. The
         maker's sampling (`presets.load(name).sampling`) is for the calls, and not applied here."""
-        from .fit import search
+        from .fit.pair_choice import choose_pair
         from .models import hf_client, hub
 
-        preset, _ = search.named(name, offline=hf_client.is_offline() if offline is None else offline)
-        paths = [str(hub.resolve(file, offline=offline)) for file in preset.files]
-        return cls(paths[0], paths[1] if len(paths) > 1 else None, **(preset.keywords | keywords))
+        is_offline = hf_client.is_offline() if offline is None else offline
+        choice = choose_pair(preset=name, offline=is_offline)
+        files = choice.files(lambda ref: hub.resolve(ref, offline=offline))
+        draft = None if files.draft_model is None else str(files.draft_model)
+        own = choice.preset.keywords if choice.preset is not None else {}
+        return cls(str(files.model), draft, **(own | keywords))
 
     @classmethod
     def from_pretrained(
