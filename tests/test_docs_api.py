@@ -44,7 +44,7 @@ def either(llm: SpeculativeLlama, stream: bool) -> dict[str, object] | Iterator[
 
 
 def tokens(llm: SpeculativeLlama, ids: list[int]) -> list[int]:
-    rounds: Iterator[Round] = llm.generate(ids, SamplingParams(temperature=0.0, stop=("x",)), draft=3)
+    rounds: Iterator[Round] = llm.generate(ids, SamplingParams(temperature=0.0, stop=("x",)), draft=3).rounds()
     out: list[int] = []
     for round in rounds:
         out += round.tokens

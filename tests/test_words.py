@@ -102,8 +102,8 @@ LEFT_OVER = {
         "price, prices, resting, rests, rewind, verdict, wide pass, width, widths"
     ),
     "specgguf/decode": (
-        "catch up, catching up, cutter, law, laws, lookup, offer, offered, one pass, owed, owes, price, rests, rewind, "
-        "sync, tokens per pass, verdict, width"
+        "catch up, catching up, cutter, each pass, law, laws, lookup, next pass, offer, offered, one pass, "
+        "owed, owes, price, rests, rewind, sync, tokens per pass, verdict, wider pass, width"
     ),
     "specgguf/native": "next pass, one pass, room, width",
     "specgguf/text": "cutter, helped, law, laws, rewinds, unenforced",

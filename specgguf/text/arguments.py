@@ -15,7 +15,7 @@ from specgguf.config import DraftConfig, SamplingParams, parse_draft, require_nu
 from specgguf.errors import ConfigError, Unsupported
 from specgguf.grammar.sources import Grammar, json_grammar, read_grammar, response_grammar, tools_grammar
 
-from .tool_calls import choose
+from .tools.calls import choose
 
 # Arguments of llama-cpp-python that change the law in ways that cannot be exact here, and their neutral values.
 NEUTRAL: dict[str, tuple[Any, str]] = {
