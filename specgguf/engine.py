@@ -1,18 +1,14 @@
-"""A loaded pair and its generations: who owns the caches, which rule and which controller are in force.
+"""A loaded pair and its generations: which parts, which rule and which controller are in force.
 
-`Engine` puts the parts together (target, drafter, costs, controller) and drives one generation at a time. A new
-one takes over; the older one raises when it is read on. The lock is held per round, never across a yield. It
-speaks tokens: text, messages and dicts are `api`'s.
+`Engine` puts the parts together (target, drafter, costs, controller); whose turn it is with them is `turns`'
+business. It speaks tokens: text, messages and dicts are `api`'s.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-import threading
-import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 from .config import DraftConfig, SamplingParams
@@ -20,15 +16,16 @@ from .control.controller import Adaptive, Fixed
 from .control.cost_cache import costs_for
 from .control.trace import Trace
 from .decode.drafters import Drafter, ModelDrafter
-from .decode.generation import Generation, TextStream, advance
+from .decode.generation import Generation, TextStream
 from .decode.ngrams import NgramDrafter
 from .decode.records import Round
 from .decode.run import Run
 from .decode.sampling import GrammarCursor, Rng, Transform
 from .decode.stats import Stats
 from .decode.verifier import choose_rule
-from .errors import Busy, Cancelled, ConfigError, Unsupported
+from .errors import ConfigError
 from .native.context import Model
+from .turns import Turn, Turns
 
 
 class Engine:
@@ -69,34 +66,13 @@ class Engine:
         self._draft_vocab = n_vocab
         self._trace = trace
         self._adaptive: Adaptive | None = None
-        self._lock = threading.RLock()
-        self.owner: Turn | None = None  # it has begun, and the caches are its own
-        self._current: list[weakref.ref[Generation]] = []  # the one that runs, and the one that was asked for last
-        self._closed = False
-        self._pid = os.getpid()
+        self._turns = Turns(self._models())
         if config.draft == "auto":
             self.controller(config)
 
-    @contextlib.contextmanager
-    def lock(self, timeout: float | None = None) -> Iterator[None]:
-        """Keep other threads out for a whole generation.
-
-        Raises:
-            Busy: not free within `timeout` seconds (None waits). ConfigError: the engine was closed. Unsupported: this
-            is a fork of the process that loaded the models.
-        """
-        if self._is_forked:
-            raise Unsupported(
-                "a loaded model cannot be used after fork: llama.cpp's threads stayed behind in the parent process",
-                hint='load it in the child, or start children with multiprocessing.get_context("spawn")',
-            )
-        if not self._lock.acquire(timeout=-1 if timeout is None else min(timeout, threading.TIMEOUT_MAX)):
-            raise Busy("another thread is generating with this engine", hint="wait for it, or load a second engine")
-        try:
-            self._check_open()
-            yield
-        finally:
-            self._lock.release()
+    def lock(self, timeout: float | None = None) -> AbstractContextManager[None]:
+        """Keep other threads out for a whole generation; see `Turns.lock` for what is raised."""
+        return self._turns.lock(timeout)
 
     def generate(
         self,
@@ -118,20 +94,41 @@ class Engine:
         draft_params = replace(params, logit_bias={t: b for t, b in params.logit_bias.items() if t < self._draft_vocab})
         if config.temperature is not None:
             draft_params = replace(draft_params, temperature=config.temperature)
-        turn = Turn(
-            self,
-            prompt=prompt,
-            params=params,
-            config=config,
-            transform=Transform(params, n_vocab=target.n_vocab, eog=target.eog, grammar=grammar),
-            draft_transform=Transform(draft_params, n_vocab=self._draft_vocab, eog=target.eog),
-            text=text,
-            max_tokens=max_tokens,
-            timeout=timeout,
-        )
-        generation = Generation(turn, text, len(prompt))
-        self._current = [*self._current[:1], weakref.ref(generation)]
+        transform = Transform(params, n_vocab=target.n_vocab, eog=target.eog, grammar=grammar)
+        draft_transform = Transform(draft_params, n_vocab=self._draft_vocab, eog=target.eog)
+
+        def begin(generation: Generation) -> tuple[Run, Fixed | Adaptive]:
+            controller = self.controller(config)
+            is_adaptive = isinstance(controller, Adaptive)
+            run = Run(
+                target=target,
+                drafter=self.drafter if is_adaptive or self.drafter is not None else self.ngrams,
+                ngrams=self.ngrams if is_adaptive else None,
+                committed=list(prompt),
+                n_prompt=len(prompt),
+                end=min(len(prompt) + max_tokens, target.n_ctx),
+                transform=transform,
+                draft_transform=draft_transform,
+                rng=Rng(params.seed),
+                stop_check=text,
+                verify=choose_rule(config.verify),
+                n_logprobs=params.logprobs,
+            )
+            run.synchronise()
+            self.last_stats = generation.stats
+            n_cached = len(target.tokens)  # a checkpoint may keep fewer than are shared
+            for stats in (self.stats, generation.stats):
+                stats.begin(len(prompt), n_cached)
+            return run, controller
+
+        generation = Generation(Turn(self._turns, begin, self._count, timeout), text, len(prompt))
+        self._turns.ask_for(generation)
         return generation
+
+    def _count(self, generation: Generation, round: Round, off_reason: str) -> None:
+        for stats in (self.stats, generation.stats):
+            stats.add(round)
+            stats.off_reason = off_reason
 
     def controller(self, config: DraftConfig) -> Fixed | Adaptive:
         if self.off_reason:
@@ -152,39 +149,13 @@ class Engine:
         self._adaptive.new_turn()
         return self._adaptive
 
-    def take_over(self, turn: Turn, generation: Generation) -> None:
-        """The caches are `turn`'s from now on; the one before it raises when it is read on."""
-        self._stop_running()
-        self.owner = turn
-        self._current = [weakref.ref(generation), *self._current[-1:]]
-        for model in self._models():
-            model.resume()
-
-    def interrupt(self) -> None:
-        """Do not let what runs read on."""
-        for model in self._models():
-            model.cancel()
-
-    def release(self, turn: Turn) -> None:
-        """`turn` has ended: its caches are rolled back to a prefix of what it committed."""
-        if self._is_forked:  # the lock may be of a thread that stayed behind, and so are the caches
-            return
-        if self.owner is turn:  # one that never began does not wait for the lock
-            with self._lock:
-                if self.owner is turn:
-                    self._stop_running()
-
     def cancel(self) -> None:
         """`Generation.cancel` for what runs, and for what was asked for last."""
-        for one in self._current:
-            if (generation := one()) is not None:
-                generation.cancel()
+        self._turns.cancel()
 
     def stop(self) -> None:
         """`Generation.stop` for what runs, and for what was asked for last."""
-        for one in self._current:
-            if (generation := one()) is not None:
-                generation.stop()
+        self._turns.stop()
 
     # --- the caches -------------------------------------------------------------------------------------------
 
@@ -211,36 +182,19 @@ class Engine:
     def clear(self) -> None:
         """Empty both caches."""
         with self.lock():
-            self._stop_running()
+            self._turns.end_running()
             for model in self._models():
                 model.clear()
 
     def close(self) -> None:
         """Stop what runs, in another thread too, and free both contexts, the draft's first. Safe to call twice;
-        whatever else is asked of the engine from then on raises ConfigError. In a fork nothing is freed: that is the
-        parent's, and so may be the lock."""
-        self._closed = True
-        if self._is_forked:
-            return
-        self.cancel()
-        with self._lock:
-            self._stop_running()
+        whatever else is asked of the engine from then on raises ConfigError."""
+
+        def free() -> None:
             for model in self._models():
                 model.close()
 
-    @property
-    def _is_forked(self) -> bool:
-        return os.getpid() != self._pid
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ConfigError("these models were closed", hint="load them again")
-
-    def _stop_running(self) -> None:
-        """Nothing owns the caches any more; they are valid."""
-        turn, self.owner = self.owner, None
-        if turn is not None and turn.run is not None:
-            turn.run.synchronise()
+        self._turns.close(free)
 
 
 def check_state(state: object, models: Sequence[tuple[str, Model]]) -> None:
@@ -255,78 +209,3 @@ def check_state(state: object, models: Sequence[tuple[str, Model]]) -> None:
             "this state is of other models, longer than this context, or damaged",
             hint="load the files it was saved with, with their n_ctx, LoRA and rope settings",
         )
-
-
-@dataclass(eq=False)
-class Turn:
-    """One generation's turn with the engine, the driver of its rounds: what it was asked to do, and its run once it
-    has begun."""
-
-    engine: Engine
-    prompt: Sequence[int]
-    params: SamplingParams
-    config: DraftConfig
-    transform: Transform
-    draft_transform: Transform
-    text: TextStream
-    max_tokens: int
-    timeout: float | None
-    run: Run | None = None
-    controller: Fixed | Adaptive | None = None
-
-    def advance(self, generation: Generation) -> Round | None:
-        """The next round, the first of which takes the engine over; None where the generation was stopped."""
-        engine = self.engine
-        if self.run is None:
-            with engine.lock(self.timeout):
-                self._begin(generation)
-        with engine.lock():
-            if engine.owner is not self:
-                raise Busy("a newer generation took this engine over")
-            if generation.cancelled:
-                raise Cancelled("stopped")
-            if generation.stopped:
-                return None
-            assert self.run is not None
-            assert self.controller is not None
-            round = advance(self.run, self.controller)
-            for stats in (engine.stats, generation.stats):
-                stats.add(round)
-                stats.off_reason = self.controller.off_reason
-            return round
-
-    def _begin(self, generation: Generation) -> None:
-        engine, target = self.engine, self.engine.target
-        engine.take_over(self, generation)
-        if generation.cancelled:  # in this order: a cancel that comes now finds it running
-            raise Cancelled("stopped")
-        self.controller = engine.controller(self.config)
-        is_adaptive = isinstance(self.controller, Adaptive)
-        self.run = Run(
-            target=target,
-            drafter=engine.drafter if is_adaptive or engine.drafter is not None else engine.ngrams,
-            ngrams=engine.ngrams if is_adaptive else None,
-            committed=list(self.prompt),
-            n_prompt=len(self.prompt),
-            end=min(len(self.prompt) + self.max_tokens, target.n_ctx),
-            transform=self.transform,
-            draft_transform=self.draft_transform,
-            rng=Rng(self.params.seed),
-            stop_check=self.text,
-            verify=choose_rule(self.config.verify),
-            n_logprobs=self.params.logprobs,
-        )
-        engine.last_stats = generation.stats
-        self.run.synchronise()
-        n_cached = len(target.tokens)  # a checkpoint may keep fewer than are shared
-        for stats in (engine.stats, generation.stats):
-            stats.begin(len(self.prompt), n_cached)
-
-    def interrupt(self, generation: Generation) -> None:
-        """It was cancelled: stop what it reads, if it is the one that runs."""
-        if self.engine.owner is self:
-            self.engine.interrupt()
-
-    def release(self, generation: Generation) -> None:
-        """It has ended, however: its caches are a prefix of what it committed."""
-        self.engine.release(self)

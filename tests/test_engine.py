@@ -20,6 +20,7 @@ from conftest import Pair
 from support.serve_support import WAIT_S, until
 
 from specgguf import Busy, Cancelled, ConfigError, ContextFull, SamplingParams, SpeculativeLlama
+from specgguf.errors import BackendError
 from specgguf.native import backend
 
 N_CTX = 2048
@@ -71,6 +72,24 @@ def is_sound(llm: SpeculativeLlama, reference: SpeculativeLlama, prompt: str = P
     text(llm, prompt)
     assert llm.last_stats.draft_n_accepted == n_accepted
     return n_cached
+
+
+def test_a_draft_model_that_fails_is_given_up_for_the_answer(
+    llm: SpeculativeLlama, reference: SpeculativeLlama, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plain decoding would go on, and so does this; the next answer is drafted again."""
+
+    def failing(*_arguments: Any) -> Any:
+        raise BackendError("no numbers")
+
+    assert llm._engine.draft_model is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(llm._engine.draft_model, "extend", failing)
+        assert text(llm) == text(reference)
+        assert llm.last_stats.draft_n == 0
+        assert llm.last_stats.off_reason == "drafting is off: the draft model failed: no numbers"
+    assert text(llm) == text(reference)
+    assert llm.last_stats.draft_n > 0
 
 
 class Background:

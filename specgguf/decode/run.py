@@ -32,6 +32,7 @@ class Run:
         end: the most tokens that may be committed, the prompt's included.
         n_draft_prefilled: tokens that the draft model read in this round before its first draw.
         plain_probs: the target's distributions at the latest plain tokens, for a probe.
+        off_reason: why the draft model is not asked any more, in one line; "" where it is.
     """
 
     target: CachedSequence
@@ -47,6 +48,7 @@ class Run:
     verify: Rule = verify_token
     n_logprobs: int | None = None
     plain_probs: list[Distribution] = field(default_factory=list)
+    off_reason: str = ""
 
     @property
     def n_draft_max(self) -> int:
@@ -70,6 +72,13 @@ class Run:
     def q(self, logits: Logits, tail: Sequence[int]) -> Distribution:
         """The draft's distribution after the committed tokens and `tail`."""
         return self.draft_transform.distribution(logits, [*self.committed[self.n_prompt :], *tail])
+
+    def stop_drafting(self, error: Exception) -> None:
+        """The draft model failed: what is left of this answer is generated without it."""
+        self.off_reason = f"drafting is off: the draft model failed: {error}"
+        if self.drafter is not None:
+            self.drafter.synchronise(self.committed)
+            self.drafter = None
 
     def synchronise(self) -> None:
         """Roll both caches back to a prefix of committed[:-1]: what the next round builds on."""

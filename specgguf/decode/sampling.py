@@ -196,7 +196,7 @@ class Transform:
         params = self.params
         if params.temperature == 0.0:
             ids = self._candidates(logits, GREEDY_SEEN if self.grammar is None else 1, generated)
-            return Distribution(ids[:1], np.ones(1), _confidence(logits[ids]))
+            return Distribution(ids[:1], np.ones(1), float(1.0 / np.exp(logits[ids] - logits[ids[0]]).sum()))
         if params.temperature < 0.0:
             ids = self._candidates(logits, 0, generated)
             return _normalised(ids, logits[ids].astype(np.float64), 1.0)
@@ -239,7 +239,12 @@ class Transform:
         """The k best legal ids in descending order (all when k <= 0); at least one."""
         if self.grammar is not None:
             return self._legal(logits, k, generated)
-        return _possible(logits, largest(logits, k))
+        ids = largest(logits, k)
+        if logits[ids[-1]] == -np.inf:
+            ids = ids[logits[ids] > -np.inf]
+        if not len(ids):
+            raise ConfigError("logit_bias forbids every token")
+        return ids
 
     def _legal(self, logits: Logits, k: int, generated: Sequence[int]) -> Ids:
         """As `_candidates`, under the grammar. The same ids as masking everything first, but mostly the few best
@@ -262,22 +267,6 @@ def _refuse_broken(peak: np.floating[Any]) -> None:
     the whole distribution, and min(1, NaN) accepts everything."""
     if not peak < np.inf:
         raise BackendError(f"the model's logits are not numbers ({'NaN' if np.isnan(peak) else 'infinite'})")
-
-
-def _possible(logits: Logits, ids: Ids) -> Ids:
-    """`ids` without those of logit −inf."""
-    scores = logits[ids]
-    if scores[-1] > -np.inf:
-        return ids
-    ids = ids[scores > -np.inf]
-    if not len(ids):
-        raise ConfigError("logit_bias forbids every token")
-    return ids
-
-
-def _confidence(scores: npt.NDArray[Any]) -> float:
-    """softmax(scores)[0] of scores in descending order."""
-    return float(1.0 / np.exp(scores - scores[0]).sum())
 
 
 def _normalised(ids: Ids, scores: Probs, confidence: float) -> Distribution:

@@ -13,11 +13,14 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from specgguf.errors import BackendError, ConfigError
+
 from .drafters import PENDING_MAX
 from .records import PROBE_MAX, Draft, Plan, Round, TokenLogprob
 from .run import Rows, Run
 from .sampling import Logits, logprob
 from .sequence import Decode, Forward, decode_in_turn
+from .verifier import cut
 
 Speculation = Generator[Forward, Logits, Round]
 
@@ -36,7 +39,7 @@ def speculate(run: Run, plan: Plan) -> Speculation:
     logits = yield verification
 
     rows = Rows(logits, draft, run)
-    result = run.verify(draft, rows, run.rng)
+    result = run.verify(cut(draft, rows), rows, run.rng)
     tokens = draft.tokens[: result.n_accepted]
     if result.next_token is not None:
         tokens = (*tokens, result.next_token)
@@ -70,14 +73,22 @@ def _probe(run: Run, plan: Plan) -> Generator[Forward, Logits, tuple[tuple[float
     """Let the draft model score plain tokens, to see whether drafting would pay again."""
     if run.drafter is None or not plan.probe:
         return ()
-    return (yield from run.drafter.score(run.committed, run.plain_probs[-plan.probe :], run.q))
+    try:
+        return (yield from run.drafter.score(run.committed, run.plain_probs[-plan.probe :], run.q))
+    except (BackendError, ConfigError) as error:
+        run.stop_drafting(error)
+        return ()
 
 
 def _draft(run: Run, plan: Plan) -> Generator[Forward, Logits, Draft]:
     drafter = run.ngrams if plan.source == "ngram" else run.drafter
     if drafter is None or plan.n_max <= 0:
         return Draft()
-    return (yield from drafter.propose(run.committed, plan.n_max, run.q, run.rng, plan.keep_drafting))
+    try:
+        return (yield from drafter.propose(run.committed, plan.n_max, run.q, run.rng, plan.keep_drafting))
+    except (BackendError, ConfigError) as error:  # of the draft model alone: plain decoding goes on
+        run.stop_drafting(error)
+        return Draft()
 
 
 def _read_pending(run: Run, draft: Draft) -> Generator[Forward, Logits, tuple[int, list[int]]]:
@@ -182,7 +193,7 @@ class _Speculating:
         self.asked = None
         try:
             if isinstance(rows, Exception):
-                self._speculation.throw(rows)
+                self.asked = self._speculation.throw(rows)
             else:
                 self.asked = self._speculation.send(rows)  # type: ignore[arg-type]
         except StopIteration as done:

@@ -11,6 +11,9 @@ ends the generation and no bonus exists.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from specgguf.errors import BackendError, ConfigError
 
 from .records import Draft, VerifyResult
 from .sampling import Distribution, Rng, draw, one_hot, residual
@@ -65,6 +68,25 @@ def verify_block(draft: Draft, rows: Sequence[Distribution], rng: Rng) -> Verify
     return VerifyResult(0, draw(distribution, rng), tuple(survival))
 
 
+def cut(draft: Draft, rows: Sequence[Distribution]) -> Draft:
+    """The part of a draft before the first position at which the target has no distribution: a grammar's dead end,
+    every id forbidden, no numbers.
+
+    That position is a stopping time of the drafted prefix, so verifying the part, without a bonus token, is exact.
+    Plain decoding raises there if it gets there; a draft must not raise where plain decoding would not have come.
+    """
+    for i, token in enumerate(draft.tokens):
+        try:
+            p = rows[i]
+        except (BackendError, ConfigError):
+            if i == 0:
+                raise
+            return replace(draft, tokens=draft.tokens[:i], probs=draft.probs[:i])
+        if p.prob(token) == 0.0:
+            break  # nothing after it can survive
+    return draft
+
+
 def _distribution(draft: Draft, i: int) -> Distribution:
     """The distribution that drafted token i was drawn from; a token without one was chosen: one-hot."""
     distribution = draft.probs[i]
@@ -82,7 +104,18 @@ def _ratios(draft: Draft, rows: Sequence[Distribution]) -> list[float]:
 
 
 def _bonus(draft: Draft, rows: Sequence[Distribution], rng: Rng) -> int | None:
-    return draw(rows[len(draft)], rng) if len(rows) > len(draft) else None
+    """The token after an accepted draft; None where none may follow, or where plain decoding could not go on either
+    (it is asked again in a round of its own, and raises there)."""
+    k = len(draft)
+    if len(rows) <= k:
+        return None
+    try:
+        p = rows[k]
+    except (BackendError, ConfigError):
+        if k == 0:
+            raise
+        return None
+    return draw(p, rng)
 
 
 RULES: dict[str, Rule] = {"token": verify_token, "block": verify_block}

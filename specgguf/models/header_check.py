@@ -6,7 +6,8 @@ the llama.cpp that is installed. Knows nothing of what a sound head means.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .header import Header
@@ -14,6 +15,15 @@ from .header import Header
 MAX_LAYERS, MAX_EXPERTS = 512, 1024  # llama.cpp's own
 # An architecture reads one of them; in a file that holds the other too, no negative one is sound either.
 EPSILONS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
+CONTEXT_MAX = 2**31 - 1  # tokens: positions are signed
+INTEGERS = {24: "I8", 25: "I16", 26: "I32", 27: "I64"}
+NORM_TYPES = (0, 1, 30)  # F32, F16, BF16: norms are multiplied by, never quantised
+# Tensors that every architecture computes with; what only some have may well be tables of whole numbers.
+_WEIGHT = re.compile(
+    r"(blk\.\d+\.)?(token_embd|output(_norm)?|attn_[a-z_]+|ffn_(up|down|gate|norm)(_exps)?)\.(weight|bias)"
+)
+SENTENCEPIECE = "llama"  # as tokenizer.ggml.model has it
+TOKENS = "tokenizer.ggml.tokens"
 
 
 def impossible(header: Header, overrides: Mapping[str, Any] | None = None) -> str:
@@ -38,4 +48,32 @@ def impossible(header: Header, overrides: Mapping[str, Any] | None = None) -> st
     for key in EPSILONS:
         if (epsilon := number(key)) is not None and not epsilon >= 0:
             return f"{header.architecture}.{key} is {epsilon}"
+    if (n_ctx := number("context_length")) is not None and not 0 < n_ctx <= CONTEXT_MAX:
+        return f"{header.architecture}.context_length is {n_ctx}"
+    return _wrong_type(header)
+
+
+def _wrong_type(header: Header) -> str:
+    """A tensor of weights whose type ggml computes nothing with."""
+    for tensor in header.tensors:
+        if not _WEIGHT.fullmatch(tensor.name):
+            continue
+        if tensor.type in INTEGERS:
+            return f"{tensor.name} holds whole numbers ({INTEGERS[tensor.type]}) where weights stand"
+        if "norm" in tensor.name and tensor.type not in NORM_TYPES:
+            return f"{tensor.name} is quantised (type {tensor.type}), and norms never are"
     return ""
+
+
+def missing_byte(header: Header, tokens: Sequence[str]) -> str:
+    """The byte token that a SentencePiece vocabulary lacks beside others of the kind: over a character that needs it
+    llama.cpp would end the process. "" where there is none.
+
+    Args:
+        tokens: the texts of `TOKENS`.
+    """
+    if header.metadata.get("tokenizer.ggml.model") != SENTENCEPIECE:
+        return ""
+    bytes_ = {f"<0x{byte:02X}>" for byte in range(256)}
+    there = bytes_.intersection(tokens)
+    return f"the vocabulary lacks the byte token {min(bytes_ - there)}" if there and there != bytes_ else ""

@@ -174,7 +174,11 @@ def _check_header(path: str, keywords: Mapping[str, Any]) -> None:
         head = header.read(path)
     except header.GgufError:
         return
-    if why := header_check.impossible(head, keywords.get("kv_overrides")):
+    why = header_check.impossible(head, keywords.get("kv_overrides"))
+    if not why and head.metadata.get("tokenizer.ggml.model") == header_check.SENTENCEPIECE:
+        tokens = header.read(path, keep=(header_check.TOKENS,)).metadata.get(header_check.TOKENS)
+        why = header_check.missing_byte(head, tokens) if isinstance(tokens, list) else ""
+    if why:
         raise BackendError(f"{path} is damaged: {why}", hint="download or convert it again")
     alignment = head.metadata.get("general.alignment")
     first = head.data_start + min((t.offset for t in head.tensors), default=0)

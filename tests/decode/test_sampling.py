@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specgguf.config import SamplingParams
-from specgguf.decode.sampling import Distribution, Rng, Transform, draw, largest, logprob, one_hot, residual
+from specgguf.decode.sampling import FOLDS, Distribution, Rng, Transform, draw, largest, logprob, one_hot, residual
 from specgguf.errors import BackendError, ConfigError
 
 RAW = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
@@ -199,6 +199,33 @@ def test_a_bias_of_an_id_that_is_not_there_is_refused(bias: dict[int, float]) ->
         Transform(dataclasses.replace(RAW, logit_bias=bias), n_vocab=10)
 
 
+@pytest.mark.parametrize("k", [1, 5, 40])
+@pytest.mark.parametrize("n_beyond", [1, 17, FOLDS - 1])
+def test_the_largest_may_be_beyond_the_last_whole_block(k: int, n_beyond: int) -> None:
+    """Block maxima go over whole blocks of ids; those left over at the end count as well."""
+    n = FOLDS * 8 * k + n_beyond
+    logits = row(n)
+    logits[n - n_beyond :] += 100.0
+    wanted = np.argsort(-logits, kind="stable")[:k].tolist()
+    assert wanted[0] >= n - n_beyond
+    assert largest(logits, k).tolist() == wanted
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 0.0}, {"temperature": -1.0}, {"top_k": 0}])
+@pytest.mark.parametrize("n", [5, 300, 20000])
+def test_an_infinite_logit_is_an_error_and_never_a_distribution(n: int, params: dict[str, Any]) -> None:
+    """Its softmax is no number, and min(1, NaN) would accept everything."""
+    logits = row(n)
+    logits[n // 2] = np.inf
+    with pytest.raises(BackendError, match="infinite"):
+        distribution(logits, **params)
+    grammar = Multiples(1)
+    with pytest.raises(BackendError, match="infinite"):
+        Transform(dataclasses.replace(RAW, **params), n_vocab=n, grammar=grammar).distribution(logits, [])
+    logits[n // 2] = -np.inf
+    assert distribution(logits, **params).prob(n // 2) == 0.0
+
+
 @pytest.mark.parametrize("bias", [math.inf, math.nan, 1e300, -1e300])
 def test_a_bias_that_is_no_number_is_refused(bias: float) -> None:
     with pytest.raises(ConfigError, match="logit_bias"):
@@ -235,7 +262,7 @@ class Multiples:
 
     def mask(self, generated: Sequence[int]) -> Any:
         self.generated = list(generated)
-        return np.packbits(np.arange(5000) % self.step == 0, bitorder="little")
+        return np.packbits(np.arange(20000) % self.step == 0, bitorder="little")
 
 
 @pytest.mark.parametrize("step", [1, 7, 400, 4999])

@@ -251,3 +251,48 @@ def test_closing_while_other_threads_call_in_a_loop(tiny_chat: Pair) -> None:
         [sys.executable, "-P", "-c", CLOSING, str(tiny_chat.target)], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "ended\n", "")
+
+
+def retyped(path: Path, tensor: str, kind: int) -> str:
+    """A copy of a tiny file whose header says that `tensor` has another type, of as many bytes."""
+    data = bytearray(path.read_bytes())
+    name = tensor.encode()
+    at = data.index(len(name).to_bytes(8, "little") + name) + 8 + len(name)
+    n_dims = int.from_bytes(data[at : at + 4], "little")
+    data[at + 4 + 8 * n_dims : at + 8 + 8 * n_dims] = kind.to_bytes(4, "little")
+    made = path.with_name("retyped.gguf")
+    made.write_bytes(data)
+    return str(made)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "kind", "says"),
+    [
+        ("blk.0.attn_norm.weight", 26, "holds whole numbers .I32. where weights stand"),
+        ("blk.0.attn_q.weight", 26, "holds whole numbers .I32. where weights stand"),
+        ("output_norm.weight", 26, "holds whole numbers"),
+    ],
+)
+def test_whole_numbers_where_weights_stand(tmp_path: Path, tensor: str, kind: int, says: str) -> None:
+    tiny.WRITERS["llama"](tmp_path / "sound.gguf", tiny.letters(8))
+    path = retyped(tmp_path / "sound.gguf", tensor, kind)
+    with pytest.raises(BackendError, match=f"is damaged: {tensor} {says}"):
+        Weights(path)
+    assert exit_code(path) != 0
+
+
+@pytest.mark.parametrize("value", [0, 2**31, 2**32 - 1])
+def test_a_context_length_beyond_all_positions(lying: Callable[..., str], value: int) -> None:
+    with pytest.raises(BackendError, match=f"is damaged: llama.context_length is {value}$"):
+        Weights(lying(("llama.context_length", UINT32, value)))
+
+
+def test_a_byte_token_that_is_missing(tmp_path: Path) -> None:
+    """Negative control: the whole vocabulary, and one without any such token, are loaded by the tests all the time."""
+    tiny.WRITERS["llama"](tmp_path / "sound.gguf", tiny.chat())
+    Weights(tmp_path / "sound.gguf").close()
+    data = (tmp_path / "sound.gguf").read_bytes()
+    assert data.count(b"<0x7E>") == 1
+    (tmp_path / "damaged.gguf").write_bytes(data.replace(b"<0x7E>", b"<0x7Z>"))
+    with pytest.raises(BackendError, match="is damaged: the vocabulary lacks the byte token <0x7E>"):
+        Weights(tmp_path / "damaged.gguf")
