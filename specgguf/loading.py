@@ -99,7 +99,7 @@ def open_pair(
                 part.close()
         raise
     if engine.off_reason and draft_model_path is not None:
-        warnings.append(engine.off_reason)
+        warnings.append(f"drafting is off: {engine.off_reason}")
     return Pair(engine, weights, draft_weights, warnings)
 
 

@@ -112,7 +112,7 @@ def _machine_findings(machine: Machine, settings: Settings) -> list[Finding]:
 def _pair(settings: Settings, machine: Machine) -> tuple[dict[str, Any], list[Finding]]:
     """Load the pair that is here and measure it."""
     from specgguf.config import DraftConfig
-    from specgguf.control.costs import calibrate
+    from specgguf.control.calibration import calibrate
     from specgguf.loading import open_pair
 
     target, draft, keywords = _files(settings)
@@ -161,11 +161,11 @@ def _about(target: Path, draft: Path | None, costs: Costs, rollback: dict[str, s
         "target": target.name,
         "draft": draft.name if draft else None,
         "rollback": rollback,
-        "verify_s": {n: costs.verify(n) for n in WIDTHS},
+        "verify_s": {n: costs.verify_s(n) for n in WIDTHS},
         "draft_s": costs.draft_s if draft else None,
         "break_even": None,
     }
-    if draft and costs.draft_s is not None:
+    if draft and costs.known:
         about["break_even"] = predict.break_even(predict.from_measured(about["verify_s"], costs.draft_s))
     return about
 
@@ -173,7 +173,7 @@ def _about(target: Path, draft: Path | None, costs: Costs, rollback: dict[str, s
 def _pair_findings(costs: Costs, target: Path | None) -> list[Finding]:
     if target is None or not costs.draft_s:
         return []
-    ratio = costs.verify(1) / costs.draft_s
+    ratio = costs.verify_s(1) / costs.draft_s
     if ratio >= LEAST_RATIO:
         return []
     text = f"a draft token is only {ratio:.1f} times faster than a target token (3 and more pays)"
