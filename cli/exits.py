@@ -5,6 +5,7 @@ Every exception that leaves a command comes through here. It knows nothing of mo
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -38,7 +39,7 @@ def describe(error: BaseException) -> tuple[str, str]:
     if isinstance(error, SpecggufError):
         return _one_line(str(error)), error.hint
     if isinstance(error, OSError) and error.strerror:
-        name = f"{error.filename}: " if error.filename else ""
+        name = f"{error.filename}: " if error.filename else "stdout: " if error.errno == errno.EBADF else ""
         return f"{name}{error.strerror.lower()}", ""
     if isinstance(error, MemoryError):
         return "out of memory", "a smaller --n-ctx or a smaller model needs less"

@@ -67,6 +67,8 @@ class _Kind(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.
             kind = ("auto", "off")
         if self.setting.name in ("model", "draft_model", "preset"):
             kind = model_names(files=self.setting.name != "preset")
+        if self.setting.name == "preset":
+            kind = ["auto", *kind]
         found = [CompletionItem(word) for word in kind if word.startswith(incomplete)]
         if not found and self.setting.name in ("model", "draft_model"):
             return [CompletionItem(incomplete, type="file")]

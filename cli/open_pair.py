@@ -20,7 +20,7 @@ from specgguf.cli.settings import Settings
 from specgguf.cli.terminal import console
 from specgguf.cli.terminal.status import StatusOutput
 
-from specgguf.errors import Cancelled, SpecggufError
+from specgguf.errors import Cancelled, SpecggufError, Unsupported
 
 if TYPE_CHECKING:
     from specgguf import SpeculativeLlama
@@ -108,6 +108,17 @@ def switch(
         raise
     settings.become(wanted)
     return found
+
+
+def check_template(loaded: Loaded) -> None:
+    """Say at once that a model cannot hold a conversation. Raises Unsupported."""
+    try:
+        loaded.engine.render([{"role": "user", "content": "x"}])
+    except Unsupported as error:
+        raise Unsupported(
+            f"{loaded.model}: {error}, so it cannot hold a conversation",
+            hint="take an instruct model: -m REF, or /model REF in a conversation (specgguf models list)",
+        ) from error
 
 
 def keywords(settings: Settings, pair: Pair) -> dict[str, Any]:

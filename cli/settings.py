@@ -118,6 +118,10 @@ class Settings(Mapping[str, Any]):
     def sampling(self) -> dict[str, Any]:
         """The sampling settings as keywords of a generation. Raises ConfigError when one is out of range."""
         chosen = {s.name: self[s.name] for s in SETTINGS if s.sampling}
+        if chosen["temperature"] is not None and chosen["temperature"] < 0:
+            raise ConfigError(
+                f"temperature must be 0 or more, not {chosen['temperature']:g}", hint="0: the likeliest token"
+            )
         SamplingParams(**chosen)
         return chosen
 

@@ -74,6 +74,22 @@ def read(path: Path, count: Callable[[str], int], n_free: int) -> Attachment:
     return Attachment(path, text, n)
 
 
+_MENTION = re.compile(r"""(?<!\S)@("[^"]+"|'[^']+'|(?:\\.|[^\s\\])+)""")
+
+
+def mentioned(text: str) -> list[Path]:
+    """The files that `text` names as @path, each once; what is no file's name is ordinary text."""
+    found: dict[Path, None] = {}
+    for match in _MENTION.finditer(text):
+        name = re.sub(r"\\(.)", r"\1", match[1]).strip("\"'")
+        for candidate in (name, name.rstrip(".,;:!?)")):
+            path = Path(candidate).expanduser()
+            if candidate and path.is_file():
+                found[path] = None
+                break
+    return list(found)
+
+
 def given_text(text: str, where: str) -> str:
     """`text`, or the content of the file where it is @FILE. Raises ConfigError, which names `where`."""
     if not text.startswith("@"):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from specgguf.cli import open_pair
-from specgguf.cli.chat.attachments import Attachment
+from specgguf.cli.chat import attachments
 from specgguf.cli.chat.conversation import Conversation
 from specgguf.cli.chat.display import Display
 from specgguf.cli.chat.saved.autosave import Autosave
@@ -25,6 +26,7 @@ class ChatSession:
 
     Attributes:
         attached: files that go with the next message.
+        listed: what a numbered list showed last, for the command that a number follows.
         refused: the command that was refused because it would lose something; given again it is obeyed.
         debug: show the tracebacks of errors.
     """
@@ -34,7 +36,8 @@ class ChatSession:
     status: StatusOutput
     settings: Settings
     autosave: Autosave
-    attached: list[Attachment] = field(default_factory=list)
+    attached: list[attachments.Attachment] = field(default_factory=list)
+    listed: list[str] = field(default_factory=list)
     refused: str = ""
     debug: bool = False
 
@@ -63,6 +66,7 @@ class ChatSession:
             self.conversation.loaded, ref, draft_ref, self.settings, self.status, origin=origin
         )
         self.describe()
+        open_pair.check_template(self.conversation.loaded)
 
     def describe(self) -> None:
         """Tell the autosave which models and settings belong to the conversation."""
@@ -75,14 +79,31 @@ class ChatSession:
             self.status.tell(f"no longer attached: {', '.join(file.path.name for file in self.attached)}")
             self.attached.clear()
 
-    def ask(self, question: str, *, again: bool = False) -> None:
+    def attach(self, path: Path) -> attachments.Attachment:
+        """Hold the file at `path` for the next message. Raises as `attachments.read`."""
+        n_free = self.conversation.loaded.engine.n_ctx() - sum(attached.n_tokens for attached in self.attached)
+        found = attachments.read(
+            path, lambda text: self.conversation.count([{"role": "user", "content": text}]), n_free
+        )
+        self.attached.append(found)
+        return found
+
+    def with_files(self, question: str) -> str:
+        """`question`, and what is attached."""
+        return "\n\n".join([question, *(file.message for file in self.attached)])
+
+    def ask(self, question: str, *, again: bool = False, mentions: bool = False) -> None:
         """Send a question with what is attached, and show the answer.
 
         Args:
             again: the question was sent before, with what was attached then.
+            mentions: attach the files that it names as @path.
         """
+        for path in attachments.mentioned(question) if mentions else ():
+            if path not in [attached.path for attached in self.attached]:
+                self.attach(path)
         files = [] if again else list(self.attached)
-        text = "\n\n".join([question, *(file.message for file in files)])
+        text = question if again else self.with_files(question)
         self.display.legend_once()
         self.describe()
         del self.attached[: len(files)]  # from here on they are part of the question
@@ -97,6 +118,17 @@ class ChatSession:
         self.display.after(answer, self.conversation.loaded.engine)
         self._tell_answer(answer, again=again)
 
+    def more(self) -> None:
+        """Go on with the last answer, and show what comes."""
+        self.describe()
+        with console.quiet_keyboard():
+            answer = self.conversation.more(self.display.sink())
+        if answer is None:
+            self.status.tell("there is no answer to go on with")
+            return
+        self.display.after(answer, self.conversation.loaded.engine)
+        self._tell_answer(answer, again=True)
+
     def _tell_answer(self, answer: Answer, *, again: bool) -> None:
         if answer.interrupted and not answer.spans:
             if again and not self.conversation.unanswered:
@@ -107,6 +139,8 @@ class ChatSession:
         n, n_all = self.conversation.answers()
         if n_all > 1:
             self.status.say(f"answer {n} of {n_all} (/prev shows the one before)")
+        if answer.finish_reason == "length":
+            self.status.say("/more goes on with it")
 
     def show_answer(self) -> None:
         """Show the answer that the thread ends with, after it was turned to."""

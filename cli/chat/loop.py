@@ -51,6 +51,8 @@ def _converse(chat: ChatSession, messages: prompt.Reader) -> int:
     while True:
         try:
             turn(chat, messages.read())
+            if chat.status.style.live:
+                chat.status.raw("\n")
         except (EOFError, Leave):
             return goodbye(chat, exits.OK)
         except LeaveNow:
@@ -73,7 +75,7 @@ def turn(chat: ChatSession, message: prompt.Typed) -> None:
         if not literal and slash.is_command(text):
             question = slash.dispatch(chat, text)
         if question is not None and (question.strip() or chat.attached):
-            chat.ask(question)
+            chat.ask(question, mentions=not literal)
     except (Leave, BrokenPipeError):
         raise
     except Exception as error:

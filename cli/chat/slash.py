@@ -16,6 +16,9 @@ from typing import TYPE_CHECKING
 from specgguf.cli.chat.actions import files, keep, settings, turns
 from specgguf.cli.terminal import console
 
+from specgguf.config import did_you_mean
+from specgguf.errors import ConfigError
+
 if TYPE_CHECKING:
     from specgguf.cli.chat.chat_session import ChatSession
 
@@ -50,6 +53,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("undo", "", "Turns", "take the last question and its answer back", turns.undo),
     Command("redo", "", "Turns", "bring back what /undo took", turns.redo),
     Command("retry", "", "Turns", "answer the last question again; the old answer is kept", turns.retry),
+    Command("more", "", "Turns", "go on with an answer that was cut or stopped", turns.more),
     Command("prev", "", "Turns", "turn to the answer before this one, of several to the last question",
             turns.previous),
     Command("next", "", "Turns", "turn to the answer after this one", turns.next_),
@@ -59,17 +63,21 @@ COMMANDS: tuple[Command, ...] = (
             files.file, files.complete_path),
     Command("clear", "", "Turns", "start a new conversation; the old one stays saved", keep.clear),
     Command("save", "[NAME]", "Keep", "give this conversation a name (it is saved as you go)", keep.save),
-    Command("load", "NAME", "Keep", "go on with a saved conversation", keep.load, keep.complete_session),
+    Command("load", "[NAME|N]", "Keep", "go on with a saved conversation; alone: the latest ones, numbered",
+            keep.load, keep.complete_session),
+    Command("copy", "[code|N|all]", "Keep", "the last answer, its code, the Nth or all to the clipboard", keep.copy,
+            ("code", "all")),
+    Command("write", "FILE", "Keep", "write the last answer to a file", keep.write, files.complete_path),
     Command("system", "[TEXT|@FILE]", "Settings", "show or set the system prompt; 'none' removes it", settings.system,
             ("none",)),
     Command("set", "[NAME VALUE]", "Settings", "show or change temperature, top_p, max_tokens, seed …",
             settings.set_, settings.complete_set),
     Command("think", "on|off|dim|show|hide", "Settings", "let the model reason or not; how that is displayed",
             settings.think, ("on", "off", "dim", "show", "hide")),
-    Command("model", "[REF [DRAFT]]", "Settings", "show the models, or go on with others", settings.model,
-            settings.complete_model),
+    Command("model", "[REF [DRAFT]]", "Settings", "show the models, those here by number, or go on with others",
+            settings.model, settings.complete_model),
     Command("context", "", "Settings", "what fills the context", settings.context),
-    Command("help", "", "Leave", "this list", lambda chat, _words: show_help(chat)),
+    Command("help", "[NAME]", "Leave", "this list, or one command", lambda chat, words: show_help(chat, words)),
     Command("exit", "", "Leave", "leave; specgguf chat --continue comes back", turns.leave),
 )  # fmt: skip
 
@@ -81,6 +89,7 @@ KEYS = (
     ("Alt-Enter, Shift-Enter", 'new line; or begin with """ and end with """'),
     ("Ctrl-C", "stop the answer; twice: leave"),
     ("Ctrl-D", "leave"),
+    ("@path", "in a message: the file goes along with it"),
     ("Tab, ↑, Ctrl-R", "complete; earlier messages; search them"),
     ("a space, then /text", "send it as a message; what is pasted is never a command"),
 )
@@ -113,8 +122,14 @@ def dispatch(chat: ChatSession, line: str) -> str | None:
     return command.run(chat, "".join(words).strip())
 
 
-def show_help(chat: ChatSession) -> None:
-    """The table, for people."""
+def show_help(chat: ChatSession, words: str = "") -> None:
+    """The table, for people, or one row of it."""
+    name = words.lstrip("/").lower()
+    if found := BY_NAME.get(ALIASES.get(name, name)):
+        _row(chat, _usage(found), found.help)
+        return
+    if name:
+        raise ConfigError(f"there is no command /{name}", hint=did_you_mean(name, BY_NAME) or "/help lists them")
     for section in dict.fromkeys(command.section for command in COMMANDS):
         chat.status.tell(chat.status.style.bold(section))
         for command in COMMANDS:
@@ -141,6 +156,12 @@ def _usage(command: Command) -> str:
 
 def complete(chat: ChatSession, text: str) -> Iterable[tuple[str, int, str]]:
     """What may follow `text`: command names, and a command's arguments."""
+    mention = text[text.rfind(" ") + 1 :].rpartition("\n")[2]
+    if mention.startswith("@") and len(mention) > 1:
+        for path in files.complete_path(chat, mention[1:]):
+            if path.startswith(mention[1:]):
+                yield f"@{path}", len(mention), ""
+        return
     if not text.startswith("/") or "\n" in text:
         return
     name, space, words = text[1:].partition(" ")

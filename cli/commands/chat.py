@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -53,6 +54,30 @@ def _complete_session(_ctx: click.Context, _param: click.Parameter, incomplete: 
     shell_complete=_complete_session,
 )
 @click.option(
+    "--file",
+    "-f",
+    "files",
+    multiple=True,
+    type=click.Path(),
+    cls=SectionOption,
+    section="Conversation",
+    help="Send a text file with the (first) question; may be given several times.",
+)
+@click.option(
+    "--schema",
+    metavar="FILE",
+    cls=SectionOption,
+    section="Conversation",
+    help="Answer in JSON that validates against the JSON schema in FILE.",
+)
+@click.option(
+    "--grammar",
+    metavar="FILE",
+    cls=SectionOption,
+    section="Conversation",
+    help="Answer within the GBNF grammar in FILE.",
+)
+@click.option(
     "--json",
     "as_json",
     is_flag=True,
@@ -74,6 +99,9 @@ def chat(
     yes: bool,
     continue_: bool,
     resume_: str | None,
+    files: tuple[str, ...],
+    schema: str | None,
+    grammar: str | None,
     as_json: bool,
     quiet: bool,
     **flags: Any,
@@ -89,6 +117,7 @@ def chat(
     settings = gather(flags)
     settings.sampling()  # out of range: say so at once
     status = StatusOutput(console.style_for(sys.stderr, settings["color"]), quiet=quiet)
+    shape = oneshot.answer_shape(schema, grammar)
     text = oneshot.read_question(question)
     system = attachments.given_text(settings["system"] or "", "--system")
     autosave = Autosave(status, enabled=settings["save"], slot=sessions.ONE_SHOT if text is not None else "")
@@ -106,7 +135,7 @@ def chat(
         except ModelNotFound as error:
             raise resume.without_its_model(session, settings, error) from error
         with contextlib.closing(loaded.engine):
-            conversation = Conversation(loaded, settings, status, autosave)
+            conversation = Conversation(loaded, settings, status, autosave, shape=shape)
             display = Display(settings, status, as_json=as_json)
             debug = bool(click.get_current_context().find_root().obj)
             chat = ChatSession(conversation, display, status, settings, autosave, debug=debug)
@@ -114,6 +143,9 @@ def chat(
                 conversation.resume(session.messages, session.pending, session.branches)
             if system and (session is None or settings.given_here("system")):
                 conversation.set_system(system)
+            open_pair.check_template(loaded)
+            for path in files:
+                chat.attach(Path(path).expanduser())
             return loop.run(chat, keyboard, session) if text is None else oneshot.run(chat, text)
 
 

@@ -15,8 +15,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TextIO
 
-# C0 without \t and \n, DEL, C1: what a terminal would act on instead of showing.
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+# C0 without \t and \n, DEL, C1: what a terminal would act on instead of showing; and what turns the direction of text
+# around, so that it reads otherwise than it is.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,16 @@ _PADDING = re.compile(r" +(?=\n)")
 _ITEM = re.compile(r"^(?:[-*+]|\d{1,9}[.)])\s")
 
 
+_CODE_SPAN = re.compile(r"(`+[^`]*`+)")
+_TAG = re.compile(r"<(?=/?[A-Za-z!][^<>\n]*>)(?!(?:https?|mailto):)")
+
+
+def _kept(block: str) -> str:
+    """`block` with its tags as text: Markdown drops them, and an answer about HTML is about them."""
+    parts = _CODE_SPAN.split(block)
+    return "".join(part if i % 2 else _TAG.sub(r"\\<", part) for i, part in enumerate(parts))
+
+
 class StableMarkdown:
     """Feed it clean text; it gives back what is ready to be written."""
 
@@ -98,7 +108,7 @@ class StableMarkdown:
             from rich.markdown import Markdown
 
             self._open_gap()
-            self._console.print(Markdown("\n".join(self._block), code_theme="ansi_dark"))
+            self._console.print(Markdown(_kept("\n".join(self._block)), code_theme="ansi_dark", hyperlinks=False))
             self._block = []
 
     def _open_gap(self) -> None:

@@ -117,7 +117,7 @@ def test_save_load_and_resume(converse: Run, run: Run) -> None:
     again = converse("/save my talk", "/load nothing", "/load", "x", "/save my talk", fake=fake)
     assert "there is nothing to save yet" in again.err
     assert "there is no conversation 'nothing'" in again.err
-    assert "/load needs a name" in again.err
+    assert " 1  my talk  one" in again.err
     assert "a conversation 'my talk' already" in again.err
 
 

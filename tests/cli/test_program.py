@@ -142,7 +142,7 @@ def test_exit_codes(error: BaseException, code: int, capsys: pytest.CaptureFixtu
     ("how", "code", "said"),
     [
         ("<&- 2>&-", 0, ""),
-        (">&-", 1, "error: bad file descriptor\n"),
+        (">&-", 1, "error: stdout: bad file descriptor\n"),
         (">/dev/full", 1, "error: no space left on device\n"),
         ("<&- >&- 2>&-", 1, ""),
     ],

@@ -46,9 +46,10 @@ class Native(FakeEngine):
     held = False
 
     def _hang(self, generation: FakeGeneration) -> None:
+        self.libc.pthread_mutex_lock(self.mutex)
         self.held = True
-        self.libc.pthread_mutex_lock(self.mutex)
-        self.libc.pthread_mutex_lock(self.mutex)
+        if not (self._cancelled or generation.cancelled):  # which may come before this call, and never again
+            self.libc.pthread_mutex_lock(self.mutex)
         raise Cancelled("cancelled")
 
     def cancel(self) -> None:

@@ -24,15 +24,12 @@ def file(chat: ChatSession, words: str) -> None:
         _remove(chat, more.strip())
     else:
         for path in attachments.paths(words):
-            _attach(chat, path)
+            attach(chat, path)
 
 
-def _attach(chat: ChatSession, path: Path) -> None:
-    conversation = chat.conversation
-    n_used = sum(attached.n_tokens for attached in chat.attached)
-    n_free = conversation.loaded.engine.n_ctx() - n_used
-    found = attachments.read(path, lambda text: conversation.count([{"role": "user", "content": text}]), n_free)
-    chat.attached.append(found)
+def attach(chat: ChatSession, path: Path) -> None:
+    """Hold the file at `path` for the next message. Raises as `attachments.read`."""
+    found = chat.attach(path)
     chat.status.tell(
         f"{path.name}, about {found.n_tokens:,} tokens, goes with your next message (/file rm takes it off)"
     )

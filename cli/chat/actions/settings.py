@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import math
+import shlex
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specgguf.cli.chat import attachments
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from specgguf.cli.chat.chat_session import ChatSession
 
 CONTEXT_BAR = 40
+SHOWN = 10
 
 
 def draft(chat: ChatSession, words: str) -> None:
@@ -78,6 +81,14 @@ def set_(chat: ChatSession, words: str) -> None:
     name, _, text = words.partition(" ")
     name = {"temp": "temperature"}.get(name.replace("-", "_"), name.replace("-", "_"))
     known = [setting.name for setting in SETTINGS if setting.sampling]
+    if name in BY_NAME and name not in known:
+        own = "stats highlight think system model draft".split()
+        how = (
+            f"/{name} changes it"
+            if name in own
+            else f"at the start: specgguf chat --continue {BY_NAME[name].flags[-1]}"
+        )
+        raise ConfigError(f"{name} is not changed by /set", hint=how)
     if name and name not in known:
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]}?" if near else f"one of {', '.join(known)}"
@@ -112,13 +123,29 @@ def think(chat: ChatSession, words: str) -> None:
 
 
 def model(chat: ChatSession, words: str) -> None:
-    """/model [REF [DRAFT]]"""
+    """/model [REF [DRAFT]]: one path with blanks in it, or two words, as a shell would take them."""
+    if words.isdecimal() and 1 <= int(words) <= len(chat.listed):
+        words = shlex.quote(chat.listed[int(words) - 1])
     if words:
-        ref, _, draft_ref = words.partition(" ")
-        chat.switch(ref, draft_ref.strip())
+        if Path(words).expanduser().exists():
+            parts = [words]
+        else:
+            try:
+                parts = shlex.split(words)
+            except ValueError:  # a lone quote
+                parts = [words]
+        if len(parts) > 2:
+            raise ConfigError("/model takes a model and a draft", hint="a path with blanks in it goes between quotes")
+        chat.switch(parts[0], parts[1] if len(parts) > 1 else "")
     loaded = chat.conversation.loaded
     chat.status.tell(f"target  {loaded.model}  {chat.status.style.dim(loaded.model_ref)}")
     chat.status.tell(f"draft   {loaded.draft_model or 'none'}  {chat.status.style.dim(loaded.draft_ref)}")
+    if not words:
+        from specgguf.models import inventory
+
+        chat.listed = [found.name for found in inventory.models()][:SHOWN]
+        for n, name in enumerate(chat.listed, 1):
+            chat.status.tell(f"{n:>2}  {name}")
 
 
 def context(chat: ChatSession, _words: str) -> None:
@@ -133,11 +160,14 @@ def context(chat: ChatSession, _words: str) -> None:
     more = f"more than the {n_ctx:,} tokens that fit"
     held = f"{n:,} of {n_ctx:,} tokens, {stats_view.percent(n / n_ctx)}" if n < math.inf else more
     status.tell(f"{'█' * filled}{'░' * (CONTEXT_BAR - filled)}  {held}")
+    n_turns = n  # parts add up to the whole: the system prompt is what goes when it is left out
     if conversation.system:
-        n_system = counted(conversation.count, [window[0], {"role": "user", "content": ""}])
-        status.tell(f"system prompt  {f'{n_system:,} tokens' if n_system < math.inf else 'more than fits'}")
+        n_turns = counted(conversation.count, window[1:]) if window[1:] and n < math.inf else 0
+        n_turns = min(n_turns, n)
+        status.tell(f"system prompt  {f'{n - n_turns:,} tokens' if n < math.inf else 'more than fits'}")
     n_sent = sum(1 for m in window if m["role"] == "user")
-    sent = f"{stats_view.plural(n_sent, 'turn')} sent with the next message"
+    takes = f", {n_turns:,} tokens" if n < math.inf and n_sent else ""
+    sent = f"{stats_view.plural(n_sent, 'turn')} sent with the next message{takes}"
     status.tell(sent if n <= n_ctx else f"{sent}, as far as they fit")
     if conversation.n_turns > n_sent:
         older = stats_view.plural(conversation.n_turns - n_sent, "older turn")
