@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Unpack, overload
 
+from . import scoring
 from .calls import ChatOptions, Chunks, CompletionOptions, Json, Messages, Prompt, Reply, Streamed, Whole
 from .config import DraftConfig, SamplingParams, parse_draft
 from .control.trace import Trace, to_file
@@ -28,7 +29,7 @@ from .text import tokenize as prompts
 from .text.arguments import completion_params, draft_config, token_ids, tool_request
 from .text.completion import ChatCompletion, Completion, ResponseMetadata, TextCompletion
 from .text.detokenize import Detokenizer, ReasoningSplitter, open_reasoning
-from .text.logprobs import LogprobWriter
+from .text.logprobs import ChatLogprobWriter, LogprobWriter
 from .text.stream import ChunkStream
 from .text.template import ChatTemplate, RenderedPrompt
 
@@ -41,12 +42,12 @@ class SpeculativeLlama:
         draft_model_path: the draft's GGUF file, "ngram" (n-grams of the text itself), or None: plain decoding.
         n_ctx: context length in tokens of both; 0 takes the model's own.
         n_gpu_layers: None offloads all layers where the build can; an explicit number that it cannot serve is
-            a warning in `notices`.
+            one of `warnings`.
         draft: "auto" (0..draft_max tokens, whatever is fastest), an int (always that many), or "off".
         draft_max: the most tokens drafted in one round, 1..16.
         verify: "auto", "token" or "block": the acceptance rule.
-        strict: rows of every batch width bit-identical on CPU with F32, F16, Q8_0, Q4_0, Q4_1 weights: greedy
-            text equals plain decoding token for token, at the price of slower plain steps.
+        strict: rows of every batch size bit-identical on CPU with F32, F16, Q8_0, Q4_0, Q4_1 weights: greedy
+            text equals plain decoding token for token, but plain steps are slower.
         seed: makes calls without a seed of their own repeatable; 0 is a seed, None draws one.
         draft_first: the draft length while nothing was measured yet.
         draft_temperature: the draft's own temperature (any is exact); None takes the target's.
@@ -55,7 +56,7 @@ class SpeculativeLlama:
         keywords: any of `llama_cpp.Llama` for the target; the same with `draft_` for the draft.
 
     Attributes:
-        notices: one-line remarks made while loading.
+        warnings: one-line remarks made while loading.
         draft, draft_max: defaults of the next calls; may be set.
 
     Raises:
@@ -98,12 +99,15 @@ class SpeculativeLlama:
     def from_preset(cls, name: str, *, offline: bool | None = None, **keywords: Any) -> SpeculativeLlama:
         """Load a preset's pair ("auto": the one for this machine), downloaded if need be; `keywords` override it. The
         maker's sampling (`presets.load(name).sampling`) is for the calls, and not applied here."""
-        from .fit import search
+        from .fit.pair_choice import choose_pair
         from .models import hf_client, hub
 
-        preset, _ = search.named(name, offline=hf_client.is_offline() if offline is None else offline)
-        paths = [str(hub.resolve(file, offline=offline)) for file in preset.files]
-        return cls(paths[0], paths[1] if len(paths) > 1 else None, **(preset.keywords | keywords))
+        is_offline = hf_client.is_offline() if offline is None else offline
+        choice = choose_pair(preset=name, offline=is_offline)
+        files = choice.files(lambda ref: hub.resolve(ref, offline=offline))
+        draft = None if files.draft_model is None else str(files.draft_model)
+        own = choice.preset.keywords if choice.preset is not None else {}
+        return cls(str(files.model), draft, **(own | keywords))
 
     @classmethod
     def from_pretrained(
@@ -159,7 +163,7 @@ class SpeculativeLlama:
 
     @property
     def rollback(self) -> dict[str, str]:
-        """How each context drops rejected tokens: plain, native, checkpoint or none; see `rewind`."""
+        """How each context drops rejected tokens: plain, native, checkpoint or unsupported."""
         draft = self._engine.draft_model
         return {"target": self._engine.target.rollback.name} | ({"draft": draft.rollback.name} if draft else {})
 
@@ -343,15 +347,17 @@ class SpeculativeLlama:
     def _complete(self, call: Mapping[str, Any]) -> Completion:
         params, config = completion_params(self._config, call)
         prompt, suffix, echo = call["prompt"], call["suffix"], call["echo"]
-        if echo and call["logprobs"] is not None:
-            raise Unsupported("echo with logprobs is not supported", hint="ask for one of the two")
         tokens = prompts.prompt_ids(self._pair.weights, prompt, suffix, self.n_ctx())
         text = prompt if isinstance(prompt, str) else self.detokenize(prompt).decode("utf-8", "ignore")
+        writer = None
+        if (n_top := call["logprobs"]) is not None:
+            scores = scoring.score(self._engine, tokens, n_top, call["timeout"]) if echo else []
+            writer = LogprobWriter(self._piece, len(text), list(zip(tokens, scores, strict=False)))
         return TextCompletion(
             self._metadata_of(call),
             self._generation(tokens, params, config, call["timeout"]),
             lock=lambda: self._engine.lock(call["timeout"]),
-            logprobs=LogprobWriter(self._piece, len(text)) if call["logprobs"] is not None else None,
+            logprobs=writer,
             echo=text if echo else "",
         )
 
@@ -448,7 +454,7 @@ class SpeculativeLlama:
             self._metadata_of(call),
             self._generation(prompt, params, config, call["timeout"], ReasoningSplitter(prompt.reasoning_tag)),
             lock=lambda: self._engine.lock(call["timeout"]),
-            logprobs=LogprobWriter(self._piece) if call["logprobs"] else None,
+            logprobs=ChatLogprobWriter(self._piece) if call["logprobs"] else None,
             tool_names=request.names,
             forced_tool=request.forced,
             is_call=request.is_required,

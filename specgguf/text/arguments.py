@@ -15,11 +15,11 @@ from specgguf.config import DraftConfig, SamplingParams, parse_draft, require_nu
 from specgguf.errors import ConfigError, Unsupported
 from specgguf.grammar.sources import Grammar, json_grammar, read_grammar, response_grammar, tools_grammar
 
-from .tool_calls import choose
+from .tools.calls import choose
 
 # Arguments of llama-cpp-python that change the law in ways that cannot be exact here, and their neutral values.
 NEUTRAL: dict[str, tuple[Any, str]] = {
-    "mirostat_mode": (0, "its law depends on the surprise of tokens already drawn"),
+    "mirostat_mode": (0, "its distribution depends on the surprise of tokens already drawn"),
     "tfs_z": (1.0, "tail-free sampling is gone from llama.cpp too"),
     "logits_processor": (None, "it would have to run on both models inside a block; use logit_bias or grammar"),
     "stopping_criteria": (None, "use stop or max_tokens"),

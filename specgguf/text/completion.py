@@ -16,8 +16,8 @@ from typing import Any, Protocol
 from specgguf.decode.records import Chunk
 from specgguf.decode.stats import Stats
 
-from .logprobs import LogprobWriter, chat_logprobs
-from .tool_calls import ToolCall, ToolCallParser
+from .logprobs import ChatLogprobWriter, LogprobWriter
+from .tools.calls import ToolCall, ToolCallParser
 
 Json = dict[str, Any]
 
@@ -62,7 +62,6 @@ class Completion(ABC):
         generation: Stream,
         *,
         lock: Callable[[], AbstractContextManager[None]] = nullcontext,
-        logprobs: LogprobWriter | None = None,
     ) -> None:
         """Args:
         lock: held while the whole reply is made, so that no other thread takes the engine over in between.
@@ -70,7 +69,6 @@ class Completion(ABC):
         self.generation = generation
         self.response = response
         self._lock = lock
-        self._logprobs = logprobs
 
     def whole(self) -> Json:
         """The dict of the reply."""
@@ -123,9 +121,17 @@ class TextCompletion(Completion):
         echo: put before its text.
     """
 
-    def __init__(self, response: ResponseMetadata, generation: Stream, *, echo: str = "", **more: Any) -> None:
+    def __init__(
+        self,
+        response: ResponseMetadata,
+        generation: Stream,
+        *,
+        echo: str = "",
+        logprobs: LogprobWriter | None = None,
+        **more: Any,
+    ) -> None:
         super().__init__(response, generation, **more)
-        self._echo = echo
+        self._echo, self._logprobs = echo, logprobs
 
     def _whole(self, chunks: list[Chunk]) -> Json:
         text = self._echo + "".join(chunk.text for chunk in chunks)
@@ -134,7 +140,8 @@ class TextCompletion(Completion):
 
     def _chunks(self) -> Iterator[Json]:
         if self._echo:
-            yield self._dict(self._echo) | {"from_draft": False}
+            entries = self._logprobs.prompt() if self._logprobs else None
+            yield self._dict(self._echo, entries) | {"from_draft": False}
         for chunk in self.generation:
             if _is_shown(chunk):
                 entry = self._logprobs.add(chunk) if self._logprobs else None
@@ -172,9 +179,11 @@ class ChatCompletion(Completion):
         tool_names: Collection[str] = (),
         forced_tool: str = "",
         is_call: bool = False,
+        logprobs: ChatLogprobWriter | None = None,
         **more: Any,
     ) -> None:
         super().__init__(response, generation, **more)
+        self._logprobs = logprobs
         self._tool_names, self._forced_tool, self._is_call = tool_names, forced_tool, is_call
 
     def _whole(self, chunks: list[Chunk]) -> Json:
@@ -195,7 +204,7 @@ class ChatCompletion(Completion):
                 message["content"] = "".join(part for part in parts if isinstance(part, str)) or None
                 message["tool_calls"] = [_call_dict(response, i, call) for i, call in enumerate(calls)]
                 reason = _with_calls(reason)
-        entries = chat_logprobs(self._logprobs.all(chunks) if self._logprobs else None)
+        entries = self._logprobs.all(chunks) if self._logprobs else None
         choice = {"index": 0, "message": message, "logprobs": entries, "finish_reason": reason}
         return _chat_dict(response, "chat.completion", choice)
 
@@ -214,7 +223,7 @@ class ChatCompletion(Completion):
         yield self._dict({}, reason=deltas.finish_reason(self._finish_reason)) | self._extras()
 
     def _dict(self, delta: Json, entry: Json | None = None, reason: str | None = None, drafted: bool = False) -> Json:
-        choice = {"index": 0, "delta": delta, "logprobs": chat_logprobs(entry), "finish_reason": reason}
+        choice = {"index": 0, "delta": delta, "logprobs": entry, "finish_reason": reason}
         return _chat_dict(self.response, "chat.completion.chunk", choice) | {"from_draft": drafted}
 
 

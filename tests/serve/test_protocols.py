@@ -264,3 +264,15 @@ def test_an_error_in_a_stream_is_an_event(server: Running) -> None:
     answer = server.post("/v1/responses", {"input": "a b " * 1000, "stream": True})
     assert answer.status_code == 400
     assert events(server.post("/v1/chat/completions", {**ASK, "stream": True}).text)
+
+
+def test_the_log_probabilities_of_prompts_alone(client: openai.OpenAI, llm: SpeculativeLlama) -> None:
+    """As evaluation harnesses ask: two prompts, echoed, no token."""
+    prompts = [llm.tokenize(b"a word"), llm.tokenize(b"a list")]
+    reply = client.completions.create(model="x", prompt=prompts, echo=True, logprobs=1, max_tokens=0, temperature=0)
+    for choice, prompt, text in zip(reply.choices, prompts, ("a word", "a list"), strict=True):
+        assert choice.logprobs is not None
+        assert len(choice.logprobs.tokens or []) == len(prompt)
+        assert choice.text == text
+    assert reply.usage is not None
+    assert reply.usage.completion_tokens == 0

@@ -12,7 +12,7 @@ from specgguf.decode.records import Chunk, TokenLogprob
 from specgguf.decode.stats import Stats
 from specgguf.errors import ConfigError
 from specgguf.text.completion import ChatCompletion, Json, ResponseMetadata, TextCompletion
-from specgguf.text.logprobs import LogprobWriter
+from specgguf.text.logprobs import ChatLogprobWriter, LogprobWriter
 
 HEAD = ResponseMetadata("cmpl-1", 1700000000, "model.gguf")
 BYTES = {1: b"a", 2: b" b", 3: "é".encode()[:1], 4: "é".encode()[1:], 5: b"c", 9: b""}
@@ -139,19 +139,37 @@ def test_completion_chunks() -> None:
 
 
 def test_chat_is_what_llama_cpp_python_makes_of_the_completion() -> None:
-    ours = chat(TOLD, logprobs=writer())
-    theirs = upstream._convert_text_completion_to_chat(completion(TOLD, logprobs=writer()))
+    ours = chat(TOLD)
+    theirs = upstream._convert_text_completion_to_chat(completion(TOLD))
     assert without(ours, "timings") == theirs
     assert ours["timings"] == TIMINGS
 
 
-@pytest.mark.parametrize("with_logprobs", [False, True])
-def test_chat_chunks_are_what_llama_cpp_python_makes_of_the_chunks(with_logprobs: bool) -> None:
-    def logprobs() -> LogprobWriter | None:
-        return writer() if with_logprobs else None
+def test_log_probabilities_of_a_chat_are_openais() -> None:
+    """With the bytes of each token, and only the alternatives that were asked for."""
+    content = chat(TOLD, logprobs=ChatLogprobWriter(BYTES.__getitem__))["choices"][0]["logprobs"]["content"]
+    assert [entry["logprob"] for entry in content] == LOGPROBS["token_logprobs"]
+    assert b"".join(bytes(entry["bytes"]) for entry in content).decode() == "a bé"
+    assert [len(entry["top_logprobs"]) for entry in content] == [len(c.logprob.top) for c in CHUNKS[:4] if c.logprob]
+    chunks = list(chat_chunks(TOLD, logprobs=ChatLogprobWriter(BYTES.__getitem__)))
+    said = [c["choices"][0]["logprobs"]["content"][0] for c in chunks if c["choices"][0]["logprobs"]]
+    assert said == content
 
-    ours = list(chat_chunks(TOLD, logprobs=logprobs()))
-    plain = completion_chunks(TOLD, logprobs=logprobs())
+
+def test_an_echoed_prompt_has_log_probabilities() -> None:
+    prompt = [(1, None), (2, TokenLogprob(2, -0.5, ((1, -0.1),)))]
+    made = completion(TOLD, echo="a b", logprobs=LogprobWriter(BYTES.__getitem__, 3, prompt))["choices"][0]
+    assert made["text"] == "a ba bé"
+    assert made["logprobs"]["token_logprobs"] == [None, -0.5, *LOGPROBS["token_logprobs"]]
+    assert made["logprobs"]["top_logprobs"][:2] == [None, {"a": -0.1, " b": -0.5}]
+    assert made["logprobs"]["text_offset"] == [0, 1, 3, 4, 6, 6]
+    first, *_ = completion_chunks(TOLD, echo="a b", logprobs=LogprobWriter(BYTES.__getitem__, 3, prompt))
+    assert first["choices"][0]["logprobs"]["token_logprobs"] == [None, -0.5]
+
+
+def test_chat_chunks_are_what_llama_cpp_python_makes_of_the_chunks() -> None:
+    ours = list(chat_chunks(TOLD))
+    plain = completion_chunks(TOLD)
     theirs = list(upstream._convert_text_completion_chunks_to_chat(plain))
     assert [without(c, "from_draft", "usage", "timings") for c in ours] == theirs
     assert [c["from_draft"] for c in ours] == [False, False, True, True, False, False]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specgguf.errors import ConfigError
-from specgguf.text.tool_calls import ToolCall, ToolCallParser, choose, parse_call
+from specgguf.text.tools.calls import ToolCall, ToolCallParser, choose, parse_call
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"x": "é"}}\n</tool_call>'
 PARSED = ToolCall("f", '{"x": "é"}')

@@ -37,11 +37,14 @@ def completion_reply(engine: Engine, config: ServeConfig, body: Json) -> Reply:
 
 def _without_answer(create: Callable[..., Json], **keywords: Any) -> Json:
     """A completion of no token, which says what the prompt's are worth: the engine's shortest has one."""
-    result = create(**{**keywords, "max_tokens": 1, "ignore_eos": True, "min_tokens": 0})
+    asked = {**keywords, "max_tokens": 1, "ignore_eos": True, "min_tokens": 0}
+    result = create(**{"logprobs": 0, **asked})
     choice, usage = result["choices"][0], result["usage"]
-    choice |= {"text": keywords["prompt"] if keywords.get("echo") else "", "finish_reason": "length"}
-    if choice["logprobs"] is not None:
-        choice["logprobs"] = {name: values[:-1] for name, values in choice["logprobs"].items()}
+    entries = choice["logprobs"]
+    choice |= {"text": choice["text"][: entries["text_offset"][-1]] if keywords.get("echo") else ""}
+    choice |= {"finish_reason": "length", "logprobs": None}
+    if keywords.get("logprobs") is not None:
+        choice["logprobs"] = {name: values[:-1] for name, values in entries.items()}
     result["usage"] = {**usage, "completion_tokens": 0, "total_tokens": usage["prompt_tokens"]}
     return result
 

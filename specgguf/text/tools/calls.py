@@ -1,6 +1,6 @@
 """Tool calls: what a caller may ask for, and calls in streamed text, in whichever format the model writes them.
 
-This module knows nothing of tokens, chunks or templates; the formats are `tool_formats`'.
+This module knows nothing of tokens, chunks or templates; the formats are `formats`'.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any
 
 from specgguf.config import did_you_mean
 from specgguf.errors import ConfigError
+from specgguf.text.detokenize import overlap
 
-from .detokenize import overlap
-from .tool_formats import MARKS, OPENED, Mark, ToolCall, bare_calls, may_be_bare, parse_call
+from .formats import MARKS, OPENED, Mark, ToolCall, bare_calls, may_be_bare, parse_call
 
 __all__ = ["ToolCall", "ToolCallParser", "ToolChoice", "choose", "parse_call"]
 
