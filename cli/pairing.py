@@ -17,12 +17,10 @@ from specgguf.cli.settings import Settings
 from specgguf.cli.terminal.progress import Progress, human_bytes
 from specgguf.cli.terminal.status import StatusOutput
 
-from specgguf.errors import ConfigError, SpecggufError
+from specgguf.errors import SpecggufError
 
 if TYPE_CHECKING:
     from specgguf.presets import ModelFile, Preset
-
-NO_DRAFT = ("none", "off", "no")
 
 
 @dataclass(frozen=True)
@@ -51,84 +49,26 @@ def pick(settings: Settings, status: StatusOutput, *, yes: bool = False) -> Pair
     Raises:
         SpecggufError: a reference leads nowhere, or a download was refused or failed.
     """
-    if settings["model"]:
-        return _by_model(settings, status, yes)
-    name = settings["preset"] or "auto"
-    preset, why = choose_preset(name, offline=settings["offline"])
-    return _by_preset(preset, why, settings, status, yes)
-
-
-def choose_preset(name: str, *, offline: bool = False) -> tuple[Preset, str]:
-    """The preset that `name` means on this machine ("auto" picks), and one line of reason."""
-    from specgguf.fit import search
+    from specgguf.fit.pair_choice import choose_pair
     from specgguf.models import hf_client
 
-    return search.named(name, offline=offline or hf_client.is_offline())
-
-
-def _by_preset(preset: Preset, why: str, settings: Settings, status: StatusOutput, yes: bool) -> Pair:
-    settings.under(preset_values(preset), f"preset {preset.name}")
-    draft: Any = settings["draft_model"]
-    wanted = [preset.model]
-    if draft is None and preset.draft_model is not None:
-        wanted.append(preset.draft_model)
-    _consent(wanted, preset.name, settings, status, yes)
-    model = _resolve(preset.model, settings, status)
-    if draft is not None:
-        found = _draft(draft, settings, status)
-        return Pair(model, found, preset.name, str(draft), why, preset_keywords(preset))
-    found = _resolve(preset.draft_model, settings, status) if preset.draft_model is not None else None
-    ref = preset.name if found else ""
-    return Pair(model, found, preset.name, ref, why, preset_keywords(preset))
-
-
-def _by_model(settings: Settings, status: StatusOutput, yes: bool) -> Pair:
-    ref = settings["model"]
-    preset = _preset_named(ref)
-    if preset is not None:
-        settings.put("model", None, "default")
-        return _by_preset(preset, "", settings, status, yes)
-    if settings["preset"]:
-        chosen, _ = choose_preset(settings["preset"], offline=settings["offline"])
-        settings.under(preset_values(chosen), f"preset {chosen.name}")
-    model = _resolve(ref, settings, status)
-    if settings["draft_model"] is not None:
-        return Pair(model, _draft(settings["draft_model"], settings, status), ref, settings["draft_model"])
-    if settings["draft"] == "off":
-        return Pair(model, None, ref, "")
-    found, draft_ref = _matching_draft(model)
-    if found is None:
-        why = "no matching draft model is here: decoding plainly (-d REF adds one, -d ngram needs none)"
-        return Pair(model, None, ref, "", why)
-    return Pair(model, found, ref, draft_ref, f"drafting with {found.name}, which matches (-d none: without)")
-
-
-def _draft(ref: str, settings: Settings, status: StatusOutput) -> Path | str | None:
-    if ref in NO_DRAFT:
-        return None
-    if ref == "ngram":
-        return ref
-    preset = _preset_named(ref)
-    if preset is None:
-        return _resolve(ref, settings, status)
-    if preset.draft_model is None:
-        raise ConfigError(f"preset {preset.name} has no draft model")
-    return _resolve(preset.draft_model, settings, status)
-
-
-def _preset_named(ref: str) -> Preset | None:
-    from specgguf import presets
-
-    is_name = "/" not in ref and not ref.endswith(".gguf") and not Path(ref).exists()
-    return presets.load(ref) if is_name and ref in presets.names() else None
-
-
-def _matching_draft(model: Path) -> tuple[Path | None, str]:
-    """A draft that is already here and whose vocabulary is this target's."""
-    from specgguf.fit import draft_candidates
-
-    found = draft_candidates.best(model)
-    return (found.path, found.name) if found else (None, "")
+    choice = choose_pair(
+        settings["model"],
+        settings["draft_model"],
+        settings["preset"],
+        drafts=settings["draft"] != "off",
+        offline=settings["offline"] or hf_client.is_offline(),
+    )
+    keywords: dict[str, Any] = {}
+    if choice.preset is not None:
+        settings.under(preset_values(choice.preset), f"preset {choice.preset.name}")
+        if choice.model == choice.preset.model:  # the preset's own pair
+            settings.put("model", None, "default")
+            keywords = preset_keywords(choice.preset)
+            _consent(choice.references, choice.preset.name, settings, status, yes)
+    files = choice.files(lambda ref: _resolve(ref, settings, status))
+    why = choice.why or files.why
+    return Pair(files.model, files.draft_model, choice.model_ref, files.draft_ref, why, keywords)
 
 
 def _resolve(ref: ModelFile | str, settings: Settings, status: StatusOutput) -> Path:

@@ -52,10 +52,10 @@ class Engine:
         self.last_stats = Stats()
         self.off_reason = ""
         self.drafter: Drafter | None = None
-        if target.rollback.name == "none":
-            self.off_reason = "drafting is off: this target's memory cannot drop rejected tokens"
-        elif self.draft_model is not None and self.draft_model.rollback.name == "none":
-            self.off_reason = "drafting is off: this draft's memory cannot drop rejected tokens"
+        if target.rollback.name == "unsupported":
+            self.off_reason = "this target's memory cannot drop rejected tokens"
+        elif self.draft_model is not None and self.draft_model.rollback.name == "unsupported":
+            self.off_reason = "this draft's memory cannot drop rejected tokens"
         elif self.draft_model is not None:
             self.drafter = ModelDrafter(self.draft_model, eog=target.eog)
         elif draft != "ngram":
@@ -134,7 +134,7 @@ class Engine:
         if self.off_reason:
             return Fixed(0, self.off_reason)
         if config.draft == "off":
-            return Fixed(0, "drafting is switched off")
+            return Fixed(0, "switched off")
         if isinstance(config.draft, int):
             return Fixed(config.draft)
         if self._adaptive is None or self._adaptive.draft_max != config.draft_max:

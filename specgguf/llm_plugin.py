@@ -118,7 +118,7 @@ def _open(model_id: str, n_ctx: int | None) -> tuple[SpeculativeLlama, dict[str,
 
 def _load(model_id: str, own: Mapping[str, Any]) -> tuple[SpeculativeLlama, dict[str, Any]]:
     from .api import SpeculativeLlama
-    from .fit import search
+    from .fit.pair_choice import choose_pair, here
     from .models import hub
 
     config = read_settings() if model_id == OWN else {}
@@ -126,24 +126,19 @@ def _load(model_id: str, own: Mapping[str, Any]) -> tuple[SpeculativeLlama, dict
     sampling = {name: config[name] for name in SAMPLING_KEYS if name in config}
     if "thinking" in config:
         sampling["thinking"] = config["thinking"] in (True, "on")
-    if config.get("model"):
-        draft = config.get("draft_model")
-        draft = None if draft in (None, "none", "off", "no") else draft
-        paths = [str(hub.resolve(config["model"], offline=True))]
-        if draft is not None:
-            paths.append(draft if draft == "ngram" else str(hub.resolve(draft, offline=True)))
-    else:
-        name = str(config.get("preset") or "auto") if model_id == OWN else model_id.removeprefix(PREFIX)
-        preset, _ = search.named(name, offline=True)
-        if any(not isinstance(file, str) and hub.cached(file) is None for file in preset.files):
+    preset = config.get("preset") if model_id == OWN else model_id.removeprefix(PREFIX)
+    choice = choose_pair(config.get("model"), config.get("draft_model"), preset, drafts=False, offline=True)
+    if (chosen := choice.preset) is not None:
+        if any(not isinstance(file, str) and hub.cached(file) is None for file in choice.references):
             raise ModelNotFound(
-                f"the models of preset {preset.name} are not here", hint=f"specgguf models pull {preset.name}"
+                f"the models of preset {chosen.name} are not here", hint=f"specgguf models pull {chosen.name}"
             )
-        paths = [str(hub.resolve(file, offline=True)) for file in preset.files]
-        keywords = {**preset.keywords, **keywords}
-        thinking = {} if preset.thinking is None else {"thinking": preset.thinking}
-        sampling = {**thinking, **preset.sampling, **sampling}
-    engine = SpeculativeLlama(paths[0], paths[1] if len(paths) > 1 else None, **{**keywords, **own})
+        keywords = {**chosen.keywords, **keywords}
+        thinking = {} if chosen.thinking is None else {"thinking": chosen.thinking}
+        sampling = {**thinking, **chosen.sampling, **sampling}
+    files = choice.files(here)
+    draft = None if files.draft_model is None else str(files.draft_model)
+    engine = SpeculativeLlama(str(files.model), draft, **{**keywords, **own})
     return engine, sampling
 
 

@@ -26,11 +26,13 @@ def path() -> None:
 @click.option("-p", "--preset", metavar="NAME", help="As it would be with this preset.")
 def show(show_all: bool, preset: str | None) -> None:
     """Print every setting, its value and its origin."""
-    from specgguf.cli.pairing import choose_preset, preset_values
+    from specgguf.cli.pairing import preset_values
+
+    from specgguf.fit import search
 
     now = settings_module.gather({"preset": preset})
     if now["preset"]:
-        chosen, _ = choose_preset(now["preset"])
+        chosen, _ = search.named(now["preset"])
         now.under(preset_values(chosen), f"preset {chosen.name}")
     rows = [(s.name, _toml(now[s.name]), now.origin(s.name), s.env) for s in SETTINGS]
     shown = [row for row in rows if show_all or row[1] != "unset"]

@@ -112,7 +112,7 @@ def _machine_findings(machine: Machine, settings: Settings) -> list[Finding]:
 def _pair(settings: Settings, machine: Machine) -> tuple[dict[str, Any], list[Finding]]:
     """Load the pair that is here and measure it."""
     from specgguf.config import DraftConfig
-    from specgguf.control.costs import calibrate
+    from specgguf.control.calibration import calibrate
     from specgguf.loading import open_pair
 
     target, draft, keywords = _files(settings)
@@ -137,8 +137,7 @@ def _files(settings: Settings) -> tuple[Path, Path | None, dict[str, Any]]:
         SpecggufError: nothing is here.
     """
     from specgguf.config import DraftConfig
-    from specgguf.fit import draft_candidates, search
-    from specgguf.models import hub
+    from specgguf.fit.pair_choice import choose_pair, here
 
     given = {
         k: settings[k]
@@ -147,18 +146,12 @@ def _files(settings: Settings) -> tuple[Path, Path | None, dict[str, Any]]:
         if settings[k] is not None
     }
     keywords: dict[str, Any] = {"n_ctx": 512, "n_gpu_layers": None, **given}
-    if not settings["model"]:
-        preset, _ = search.named(settings["preset"] or "auto", offline=True)
-        paths = [hub.resolve(file, offline=True) for file in preset.files]
+    choice = choose_pair(settings["model"], settings["draft_model"], settings["preset"], offline=True)
+    files = choice.files(here)
+    if choice.preset is not None and choice.model == choice.preset.model:
         drafting = {field.name for field in fields(DraftConfig)}  # not the models'
-        own = {k: v for k, v in preset.keywords.items() if k not in drafting}
-        return paths[0], paths[1] if len(paths) > 1 else None, {**own, **keywords}
-    target = hub.resolve(settings["model"], offline=True)
-    ref = settings["draft_model"]
-    if ref in ("none", "off", "no", "ngram"):
-        return target, None, keywords
-    best = draft_candidates.best(target) if ref is None else None
-    return target, best.path if best else hub.resolve(ref, offline=True) if ref else None, keywords
+        keywords = {**{k: v for k, v in choice.preset.keywords.items() if k not in drafting}, **keywords}
+    return files.model, files.draft_model if isinstance(files.draft_model, Path) else None, keywords
 
 
 def _about(target: Path, draft: Path | None, costs: Costs, rollback: dict[str, str]) -> dict[str, Any]:
@@ -168,11 +161,11 @@ def _about(target: Path, draft: Path | None, costs: Costs, rollback: dict[str, s
         "target": target.name,
         "draft": draft.name if draft else None,
         "rollback": rollback,
-        "verify_s": {n: costs.verify(n) for n in WIDTHS},
+        "verify_s": {n: costs.verify_s(n) for n in WIDTHS},
         "draft_s": costs.draft_s if draft else None,
         "break_even": None,
     }
-    if draft and costs.draft_s is not None:
+    if draft and costs.known:
         about["break_even"] = predict.break_even(predict.from_measured(about["verify_s"], costs.draft_s))
     return about
 
@@ -180,7 +173,7 @@ def _about(target: Path, draft: Path | None, costs: Costs, rollback: dict[str, s
 def _pair_findings(costs: Costs, target: Path | None) -> list[Finding]:
     if target is None or not costs.draft_s:
         return []
-    ratio = costs.verify(1) / costs.draft_s
+    ratio = costs.verify_s(1) / costs.draft_s
     if ratio >= LEAST_RATIO:
         return []
     text = f"a draft token is only {ratio:.1f} times faster than a target token (3 and more pays)"

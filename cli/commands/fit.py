@@ -18,8 +18,10 @@ from specgguf.errors import SpecggufError
 if TYPE_CHECKING:
     from specgguf.fit.footprint import Footprint, LoadParams, MemoryEstimate
     from specgguf.fit.hardware import Machine
+    from specgguf.fit.pair_choice import PairChoice
     from specgguf.fit.predict import PairCosts
     from specgguf.fit.search import Plan
+    from specgguf.models.remote_header import RemoteHeader
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -79,48 +81,42 @@ def fit(
 
 def _plan(settings: Settings, machine: Machine) -> tuple[Plan, tuple[Path | None, Path | None], str]:
     """The plan, where its files lie, and why this pair."""
-    from specgguf import presets
     from specgguf.fit import search as planning
     from specgguf.fit.footprint import LoadParams
+    from specgguf.fit.pair_choice import choose_pair
     from specgguf.models import remote_header
 
     offline = settings["offline"] or None
-    why = ""
-    if settings["model"] and settings["model"] not in presets.names():
-        target = remote_header.read(settings["model"], offline=offline)
-        draft = _draft(settings, target.path, offline)
-        loads = planning.Plan(
-            machine,
-            _load(LoadParams(target.hparams), settings, ""),
-            _load(LoadParams(draft.hparams), settings, "draft_") if draft else None,
-        )
-        return loads, (target.path, draft.path if draft else None), why
-    name = settings["model"] or settings["preset"] or "auto"
-    if name == "auto":
-        preset, why = planning.choose(machine, available=planning.is_here if settings["offline"] else None)
-    else:
-        preset = presets.load(name)
-    plan = planning.plan_of(preset, machine, offline=offline)
-    plan = replace(
-        plan,
-        target=_load(plan.target, settings, ""),
-        draft=_load(plan.draft, settings, "draft_") if plan.draft else None,
+    choice = choose_pair(
+        settings["model"],
+        settings["draft_model"],
+        settings["preset"],
+        offline=bool(settings["offline"]),
+        machine=machine,
     )
-    found = [remote_header.read(file, offline=offline).path for file in preset.files]
-    return plan, (found[0], found[1] if len(found) > 1 else None), why
+    target = remote_header.read(choice.model, offline=offline)
+    draft = _draft(choice, target.path, offline)
+    if choice.preset is not None and choice.model == choice.preset.model:
+        plan = planning.plan_of(choice.preset, machine, offline=offline)
+        loads = (plan.target, (plan.draft or LoadParams(draft.hparams)) if draft else None)
+    else:
+        loads = (LoadParams(target.hparams), LoadParams(draft.hparams) if draft else None)
+    plan = planning.Plan(
+        machine, _load(loads[0], settings, ""), _load(loads[1], settings, "draft_") if loads[1] else None
+    )
+    return plan, (target.path, draft.path if draft else None), choice.why
 
 
-def _draft(settings: Settings, target: Path | None, offline: bool | None) -> Any:
+def _draft(choice: PairChoice, target: Path | None, offline: bool | None) -> RemoteHeader | None:
     from specgguf.fit import draft_candidates
+    from specgguf.fit.pair_choice import NGRAM
     from specgguf.models import remote_header
 
-    ref = settings["draft_model"]
-    if ref in ("none", "off", "no", "ngram"):
-        return None
-    if ref is not None:
-        return remote_header.read(ref, offline=offline)
-    best = draft_candidates.best(target) if target else None
-    return remote_header.read(best.path) if best else None
+    if choice.seeks_draft:
+        best = draft_candidates.best(target) if target else None
+        return remote_header.read(best.path) if best else None
+    ref = choice.draft_model
+    return None if ref is None or ref == NGRAM else remote_header.read(ref, offline=offline)
 
 
 def _load(load: LoadParams, settings: Settings, prefix: str) -> LoadParams:

@@ -18,7 +18,8 @@ from typing import Any
 from specgguf.native import compat
 from specgguf.native.context import Model
 
-from .costs import Costs, calibrate, measure, widest
+from .calibration import calibrate, largest_batch, measure
+from .costs import Costs
 
 MAX_AGE_S = 30 * 24 * 3600.0
 TOLERANCE = 1.3
@@ -31,7 +32,7 @@ def costs_for(
     path = _file(target, draft, draft_max)
     saved = _read(path)
     pads = target.rolls_back_freely
-    costs = Costs.from_json(widest(draft_max, pads=pads), saved, pads=pads) if saved is not None else None
+    costs = Costs.from_json(largest_batch(draft_max, pads=pads), saved, pads=pads) if saved is not None else None
     if costs is None or not _still_true(costs, target, clock):
         costs = calibrate(target, draft, draft_max, clock)
         if costs.known:
@@ -44,7 +45,7 @@ def _still_true(costs: Costs, target: Model, clock: Callable[[], float]) -> bool
     if len(target.tokens) + 2 > target.n_ctx:
         return True
     measure(target, 2, 1, clock)  # the first pass of all reads the weights from disk
-    return 1 / TOLERANCE < measure(target, 1, 1, clock) / costs.verify(1) < TOLERANCE
+    return 1 / TOLERANCE < measure(target, 1, 1, clock) / costs.verify_s(1) < TOLERANCE
 
 
 def folder() -> Path:

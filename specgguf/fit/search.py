@@ -155,8 +155,8 @@ def _shrunk(plan: Plan, bits: float) -> Plan:
 # --- the preset for a machine -------------------------------------------------------------------------------
 
 
-def named(name: str, *, use: str = "chat", offline: bool = False) -> tuple[Preset, str]:
-    """The preset that `name` means on this machine, and why; "auto" chooses (offline: among what is here).
+def named(name: str, *, use: str = "chat", offline: bool = False, machine: Machine | None = None) -> tuple[Preset, str]:
+    """The preset that `name` means on `machine` (None: this one), and why; "auto" chooses (offline: among those here).
 
     Raises:
         ConfigError: no such preset, or none that may be taken.
@@ -164,7 +164,7 @@ def named(name: str, *, use: str = "chat", offline: bool = False) -> tuple[Prese
     """
     if name != "auto":
         return presets.load(name), ""
-    return choose(hardware.this_machine(), use=use, available=is_here if offline else None)
+    return choose(machine or hardware.this_machine(), use=use, available=is_here if offline else None)
 
 
 def is_here(preset: Preset) -> bool:

@@ -106,7 +106,7 @@ def test_a_machine_that_changed_is_measured_again(folder: Path, models: tuple[Mo
     slower.factor = 2.0
     second, again = looks(models, clock=slower)
     assert again > measured
-    assert second.verify(1) == pytest.approx(2 * first.verify(1))
+    assert second.verify_s(1) == pytest.approx(2 * first.verify_s(1))
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"verify_s": {"1": "x"}}', "\0"])

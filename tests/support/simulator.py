@@ -12,8 +12,9 @@ from typing import Protocol
 
 import numpy as np
 
+from specgguf.control.calibration import calibrated_sizes, largest_batch
 from specgguf.control.controller import Adaptive, Fixed
-from specgguf.control.costs import Costs, calibrated_widths, widest
+from specgguf.control.costs import Costs
 from specgguf.decode.drafters import PENDING_MAX
 from specgguf.decode.records import Candidate, Plan, Round
 from specgguf.decode.sampling import Distribution
@@ -35,9 +36,9 @@ class Machine:
 
     def passes(self, width: int) -> float:
         """Seconds of a target pass, beyond the table too: on the line through its ends."""
-        widest = len(self.verify_s)
-        slope = (self.verify_s[-1] - self.verify_s[0]) / (widest - 1)
-        return self.verify_s[min(width, widest) - 1] + slope * max(width - widest, 0)
+        n_listed = len(self.verify_s)
+        slope = (self.verify_s[-1] - self.verify_s[0]) / (n_listed - 1)
+        return self.verify_s[min(width, n_listed) - 1] + slope * max(width - n_listed, 0)
 
 
 @dataclass
@@ -138,9 +139,14 @@ def follow(
     controller: Adaptive | Fixed, machine: Machine, script: Script, *, seed: int = 1, n_turns: int = 1
 ) -> Outcome:
     """The script, `n_turns` times, each from empty caches."""
+    return converse(controller, machine, [script] * n_turns, seed=seed)
+
+
+def converse(controller: Adaptive | Fixed, machine: Machine, scripts: Sequence[Script], *, seed: int = 1) -> Outcome:
+    """The scripts in turn, each from empty caches."""
     source = np.random.default_rng(seed)
     out = Outcome()
-    for _ in range(n_turns):
+    for script in scripts:
         if isinstance(controller, Adaptive):
             controller.new_turn()
         _turn(controller, machine, script, source, out)
@@ -242,8 +248,10 @@ def calibrated(machine: Machine, draft_max: int, seed: int = 7) -> Costs:
         return seconds * min(_noise(machine, source), _noise(machine, source))
 
     pads = not machine.checkpoint
-    verify_s = {n: two(machine.passes(n)) for n in calibrated_widths(draft_max, pads=pads)}
-    return Costs(widest(draft_max, pads=pads), verify_s, two(machine.draft_s), two(machine.draft_prefill_s), pads=pads)
+    verify_s = {n: two(machine.passes(n)) for n in calibrated_sizes(draft_max, pads=pads)}
+    return Costs(
+        largest_batch(draft_max, pads=pads), verify_s, two(machine.draft_s), two(machine.draft_prefill_s), pads=pads
+    )
 
 
 # Seconds measured on 2-core CPUs for a 1.5B target and a 0.5B draft; width 3 interpolated. TILES is Q8_0 where the

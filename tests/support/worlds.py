@@ -16,7 +16,7 @@ from specgguf.control.controller import Adaptive, Fixed
 from specgguf.control.costs import Costs
 
 from . import recorded, simulator
-from .simulator import CODE, EXPLAIN, F16, HOSTILE, JSON, Q8, STORY, Drawn, Machine, Script, Text, calibrated, follow
+from .simulator import CODE, EXPLAIN, F16, HOSTILE, JSON, Q8, STORY, Drawn, Machine, Script, Text, calibrated, converse
 
 MakeAdaptive = Callable[[int, Costs], Adaptive]
 Kind = tuple[Text, ...]  # by stretches of 150 tokens, over and over
@@ -55,7 +55,7 @@ RECORDED_MACHINES = {
     "q8, fast memory": Machine([0.043, 0.120, 0.143, 0.160, 0.220, 0.240], 0.012, draft_prefill_s=0.0018),
     "q4": Machine([0.0255, 0.0495, 0.0665, 0.0807, 0.0985, 0.1140], 0.0114, draft_prefill_s=0.0018),
 }
-RECORDED_TURNS = 4
+RECORDED_TURNS, RECORDED_LENGTHS = 4, tuple(range(recorded.N_DRAFT + 1))
 
 # Tokens written -> how much longer everything takes: another program for a while, in bursts, a hot machine for good.
 BUSY: dict[str, Callable[[int], float]] = {
@@ -73,22 +73,22 @@ class Cell:
 
     Attributes:
         world: "simulator", "recordings" or "busy machine".
+        scripts: the answers, one after the other.
         lengths: the fixed draft lengths that the controller is compared with.
+        misread: what the measurement at load took a plain pass for, as a factor.
     """
 
     world: str
     name: str
     machine: Machine
-    script: Script
+    scripts: tuple[Script, ...]
     draft_max: int
-    n_turns: int
     lengths: tuple[int, ...]
+    misread: float = 1.0
 
     def adaptive(self, make: MakeAdaptive = Adaptive, seeds: int = 3) -> float:
         """Tokens per second of a controller that measured the machine itself, noise included; mean over seeds."""
-        return _mean(
-            self._run(make(self.draft_max, calibrated(self.machine, self.draft_max, s)), s) for s in range(seeds)
-        )
+        return _mean(self._run(make(self.draft_max, self._costs(s)), s) for s in range(seeds))
 
     def fixed(self, k: int, seeds: int = 3) -> float:
         """Tokens per second with k drafted tokens a round."""
@@ -99,7 +99,12 @@ class Cell:
         return max(self.fixed(k, seeds) for k in self.lengths)
 
     def _run(self, controller: Adaptive | Fixed, seed: int) -> float:
-        return follow(controller, self.machine, self.script, seed=seed, n_turns=self.n_turns).speed
+        return converse(controller, self.machine, self.scripts, seed=seed).speed
+
+    def _costs(self, seed: int) -> Costs:
+        measured = calibrated(self.machine, self.draft_max, seed).to_json()
+        verify_s = {int(n): s * (self.misread if n == "1" else 1.0) for n, s in measured.pop("verify_s").items()}
+        return Costs(max(verify_s), verify_s, **measured, pads=not self.machine.checkpoint)
 
 
 def _mean(values: Iterator[float]) -> float:
@@ -118,9 +123,8 @@ def paper() -> list[Cell]:
             "simulator",
             f"{name} · {text}",
             machine,
-            Drawn(at(kind), N_TOKENS),
+            (Drawn(at(kind), N_TOKENS),) * 2,
             DRAFT_MAX,
-            2,
             tuple(range(DRAFT_MAX + 1)),
         )
         for name, machine in {**MACHINES, **PADDED, **CHECKPOINTS}.items()
@@ -134,20 +138,22 @@ def answers() -> list[recorded.Recorded]:
 
 
 def recordings() -> list[Cell]:
-    """Real answers on measured machines."""
-    return [
-        Cell(
-            "recordings",
-            f"{name} · {text.kind} at {text.temperature:g}",
-            machine,
-            text,
-            recorded.N_DRAFT,
-            RECORDED_TURNS,
-            tuple(range(recorded.N_DRAFT + 1)),
-        )
-        for name, machine in RECORDED_MACHINES.items()
-        for text in answers()
-    ]
+    """Real answers on measured machines, each four times over; all of them as one conversation; and where the
+    measurement at load was wrong."""
+    cells = []
+    for name, machine in RECORDED_MACHINES.items():
+        turns: dict[str, tuple[Script, ...]] = {
+            f"{a.kind} at {a.temperature:g}": (a,) * RECORDED_TURNS for a in answers()
+        }
+        turns["conversation"] = tuple(answers())
+        for text, scripts in turns.items():
+            cells.append(Cell("recordings", f"{name} · {text}", machine, scripts, recorded.N_DRAFT, RECORDED_LENGTHS))
+        for misread in (0.7, 1.4):
+            text = f"conversation, plain pass measured at {misread} of it"
+            cells.append(
+                Cell("recordings", f"{name} · {text}", machine, scripts, recorded.N_DRAFT, RECORDED_LENGTHS, misread)
+            )
+    return cells
 
 
 def busy() -> list[Cell]:
@@ -157,9 +163,8 @@ def busy() -> list[Cell]:
             "busy machine",
             f"{name} {load} · {text.kind} at {text.temperature:g}",
             replace(machine, load=BUSY[load], noise=0.04),
-            text,
+            (text,) * RECORDED_TURNS,
             15,
-            RECORDED_TURNS,
             lengths,
         )
         for name, machine, lengths in (("q4", LONG, (0,)), ("f16", F16, (0, 3, 5, 7)))

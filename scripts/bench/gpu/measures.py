@@ -19,8 +19,9 @@ from specgguf.presets import Shape
 
 from specgguf import SamplingParams
 from specgguf.config import DRAFT_MAX_LIMIT, KV_TYPES
-from specgguf.control import costs
+from specgguf.control import calibration
 from specgguf.control.controller import Adaptive
+from specgguf.control.costs import Costs
 from specgguf.decode.sampling import Transform
 from specgguf.fit import footprint, predict
 from specgguf.fit.hardware import this_machine
@@ -185,7 +186,7 @@ def _times(plan: PairPlan, target: Model, draft: Model) -> Json:
         for width in mixed:
             mixed[width].append(_pass(target, width))
     started = time.perf_counter()
-    calibrated = costs.calibrate(target, draft, DRAFT_MAX)
+    calibrated = calibration.calibrate(target, draft, DRAFT_MAX)
     calibration_s = time.perf_counter() - started
     return {
         "depth": plan.depth,
@@ -199,7 +200,7 @@ def _times(plan: PairPlan, target: Model, draft: Model) -> Json:
     }
 
 
-def decision(verify: Mapping[int, Sequence[float]], steps: Sequence[float], calibrated: costs.Costs) -> Json:
+def decision(verify: Mapping[int, Sequence[float]], steps: Sequence[float], calibrated: Costs) -> Json:
     """The best length at given acceptances by the medians, and the controller's own speeds before it saw a token."""
     medians = {width: statistics.median(s) for width, s in verify.items()}
     pair = predict.from_measured(medians, statistics.median(steps))
@@ -207,7 +208,7 @@ def decision(verify: Mapping[int, Sequence[float]], steps: Sequence[float], cali
     return {
         "best_by_acceptance": {str(a): predict.best(pair, a) for a in predict.ACCEPTANCES},
         "break_even": predict.break_even(pair),
-        "controller_speeds": controller.speeds(),
+        "controller_speeds": controller.speeds(controller.acceptance.survival(DRAFT_MAX), calibrated.draft_s),
     }
 
 
