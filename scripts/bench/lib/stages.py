@@ -68,7 +68,7 @@ def _stages() -> list[tuple[str, Any, str]]:
         ("view the logits", backend, "rows"),
         ("extend, around decode", context.Model, "extend"),
         ("roll back", context.Model, "roll_back"),
-        ("cut the text", text.Detokenizer, "cut"),
+        ("detokenize, check stops", text.Detokenizer, "check"),
         ("controller: plan", controller.Adaptive, "plan"),
         ("controller: observe", controller.Adaptive, "observe"),
         ("synchronise both caches", run.Run, "synchronise"),
