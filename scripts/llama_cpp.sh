@@ -6,33 +6,44 @@
 
 WHEELS=${LLAMA_CPP_WHEELS:-https://abetlen.github.io/llama-cpp-python/whl}
 
-# Whether the installed llama-cpp-python loads and is one of those that the requirement $1 allows.
-has_llama_cpp() {
-    "$python" - "$1" >/dev/null 2>&1 <<'END'
+# Whether a llama-cpp-python is installed, and one that $spec allows.
+fits() {
+    "$python" - "$spec" >/dev/null 2>&1 <<'END'
 import importlib.metadata, sys
-import llama_cpp
 from pip._vendor.packaging.requirements import Requirement
 sys.exit(not Requirement(sys.argv[1]).specifier.contains(importlib.metadata.version("llama-cpp-python")))
 END
 }
 
+loads() {
+    "$python" -c 'import llama_cpp' >/dev/null 2>&1
+}
+
 install_llama_cpp() {
     spec=$1
-    if ! has_llama_cpp "$spec"; then
+    if ! fits || ! loads; then
         choose_backend
-        if [ -z "${CMAKE_ARGS+set}" ] && is_kept; then
-            say "taking the llama.cpp that pip kept (to build it again: pip cache remove llama_cpp_python)"
-            ! find_compiler || set_build_flags # where a newer release is asked for than the one that is kept
-        elif ! prebuilt; then
-            compile
-        fi
+        kept=$("$python" -m pip --disable-pip-version-check cache list --format=abspath llama_cpp_python 2>/dev/null |
+            grep '\.whl$' | tail -n 1) || kept=
+        take_kept || prebuilt || compile
     fi
     run_pip install "$spec"
 }
 
-# Whether pip keeps a wheel that was compiled here.
-is_kept() {
-    "$python" -m pip --disable-pip-version-check cache list llama_cpp_python 2>/dev/null | grep -q whl
+# The wheel that pip kept of an earlier build, whatever newer release there is; false where it is not right.
+take_kept() {
+    [ -z "${CMAKE_ARGS+set}" ] && [ -n "$kept" ] || return 1
+    "$python" -m pip --disable-pip-version-check install --no-deps "$kept" >>"$log" 2>&1 || return 1
+    loads_or_goes "the llama.cpp that pip kept" || return 1
+    say "taking the llama.cpp that pip kept (to build it again: pip cache remove llama_cpp_python)"
+}
+
+# Whether what was just installed is right, once what it needs is there too; it is taken away again where it is not.
+loads_or_goes() {
+    ! fits || ! "$python" -m pip --disable-pip-version-check install "$spec" >>"$log" 2>&1 || ! loads || return 0
+    say "$1 does not load here"
+    "$python" -m pip --disable-pip-version-check uninstall -y llama-cpp-python >>"$log" 2>&1
+    return 1
 }
 
 # Sets $backend, cpu unless a GPU is here that is wanted: Apple's by itself, NVIDIA's when the answer is yes.
@@ -59,11 +70,7 @@ prebuilt() {
     say "looking for a prebuilt llama.cpp ($backend)"
     "$python" -m pip --disable-pip-version-check install --only-binary llama-cpp-python --no-deps --no-cache-dir \
         --retries 0 --timeout 4 --index-url "$WHEELS/$backend" "$spec" >>"$log" 2>&1 || return 1
-    if ! has_llama_cpp "$spec"; then
-        say "the prebuilt one does not load here"
-        "$python" -m pip --disable-pip-version-check uninstall -y llama-cpp-python >>"$log" 2>&1
-        return 1
-    fi
+    loads_or_goes "the prebuilt llama.cpp"
 }
 
 # Sets $compiler; false where there is none.
@@ -107,8 +114,8 @@ minutes_to_compile() {
 # pip in the background and a line of progress; pip keeps the wheel that comes of it.
 compile() {
     find_compiler || no_compiler
-    keep= # pip would hand out what it kept, whatever CMAKE_ARGS says
-    [ -z "${CMAKE_ARGS+set}" ] || keep=--no-cache-dir
+    keep= # otherwise pip would hand out again what it kept
+    [ -z "${CMAKE_ARGS+set}$kept" ] || keep=--no-cache-dir
     set_build_flags
     [ -z "$remark" ] || say "$remark"
     say "compiling llama.cpp, once: about $(minutes_to_compile) minutes on this machine ($log)"
@@ -124,7 +131,9 @@ compile() {
     wait "$job" || code=$?
     trap - EXIT INT TERM
     [ "$code" = 0 ] || pip_failed "$spec"
-    [ -n "$keep" ] || ! is_kept || say "llama.cpp is compiled; pip keeps the wheel for the next clone"
+    loads_or_goes "the compiled llama.cpp" || fail "llama-cpp-python was built and does not load" "$log tells more"
+    [ -n "$keep" ] || ! "$python" -m pip cache dir >/dev/null 2>&1 ||
+        say "llama.cpp is compiled; pip keeps the wheel for the next clone"
 }
 
 # What ninja says, "[37/140] …", as one line that is rewritten; where nobody looks, a line a quarter.

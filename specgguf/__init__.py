@@ -12,7 +12,8 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from .api import SpeculativeLlama
     from .config import DraftConfig, SamplingParams
-    from .decode.records import Round
+    from .decode.generation import Generation
+    from .decode.records import Chunk, Round
     from .decode.stats import Stats
     from .errors import (
         BackendError,
@@ -41,6 +42,8 @@ _HOMES = {
     "SpecggufError": "errors",
     "Unsupported": "errors",
     "VocabMismatch": "errors",
+    "Chunk": "decode.records",
+    "Generation": "decode.generation",
     "Round": "decode.records",
     "Stats": "decode.stats",
 }
@@ -49,10 +52,12 @@ __all__ = [
     "BackendError",
     "Busy",
     "Cancelled",
+    "Chunk",
     "ConfigError",
     "ContextFull",
     "DownloadError",
     "DraftConfig",
+    "Generation",
     "ModelNotFound",
     "Round",
     "SamplingParams",

@@ -42,12 +42,12 @@ class SpeculativeLlama:
         draft_model_path: the draft's GGUF file, "ngram" (n-grams of the text itself), or None: plain decoding.
         n_ctx: context length in tokens of both; 0 takes the model's own.
         n_gpu_layers: None offloads all layers where the build can; an explicit number that it cannot serve is
-            a warning in `notices`.
+            one of `warnings`.
         draft: "auto" (0..draft_max tokens, whatever is fastest), an int (always that many), or "off".
         draft_max: the most tokens drafted in one round, 1..16.
         verify: "auto", "token" or "block": the acceptance rule.
-        strict: rows of every batch width bit-identical on CPU with F32, F16, Q8_0, Q4_0, Q4_1 weights: greedy
-            text equals plain decoding token for token, at the price of slower plain steps.
+        strict: rows of every batch size bit-identical on CPU with F32, F16, Q8_0, Q4_0, Q4_1 weights: greedy
+            text equals plain decoding token for token, but plain steps are slower.
         seed: makes calls without a seed of their own repeatable; 0 is a seed, None draws one.
         draft_first: the draft length while nothing was measured yet.
         draft_temperature: the draft's own temperature (any is exact); None takes the target's.
@@ -56,7 +56,7 @@ class SpeculativeLlama:
         keywords: any of `llama_cpp.Llama` for the target; the same with `draft_` for the draft.
 
     Attributes:
-        notices: one-line remarks made while loading.
+        warnings: one-line remarks made while loading.
         draft, draft_max: defaults of the next calls; may be set.
 
     Raises:
@@ -163,7 +163,7 @@ class SpeculativeLlama:
 
     @property
     def rollback(self) -> dict[str, str]:
-        """How each context drops rejected tokens: plain, native, checkpoint or none; see `rewind`."""
+        """How each context drops rejected tokens: plain, native, checkpoint or unsupported."""
         draft = self._engine.draft_model
         return {"target": self._engine.target.rollback.name} | ({"draft": draft.rollback.name} if draft else {})
 

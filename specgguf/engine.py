@@ -52,9 +52,9 @@ class Engine:
         self.last_stats = Stats()
         self.off_reason = ""
         self.drafter: Drafter | None = None
-        if target.rollback.name == "none":
+        if target.rollback.name == "unsupported":
             self.off_reason = "this target's memory cannot drop rejected tokens"
-        elif self.draft_model is not None and self.draft_model.rollback.name == "none":
+        elif self.draft_model is not None and self.draft_model.rollback.name == "unsupported":
             self.off_reason = "this draft's memory cannot drop rejected tokens"
         elif self.draft_model is not None:
             self.drafter = ModelDrafter(self.draft_model, eog=target.eog)

@@ -2,7 +2,7 @@
 
 Any keyword of `llama_cpp.Llama` goes to the target, the same with `draft_` to the draft; an unknown one is an
 error here, because `Llama` swallows it. What the build cannot do, and why drafting is off, is said in
-`notices`: one line each, for whoever shows them.
+`warnings`: one line each, for whoever shows them.
 """
 
 from __future__ import annotations

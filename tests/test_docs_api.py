@@ -19,7 +19,9 @@ PROGRAM = """
 from collections.abc import Iterator
 
 import specgguf
-from specgguf import Busy, Cancelled, ConfigError, Round, SamplingParams, SpeculativeLlama, Stats
+from specgguf import (
+    Busy, Cancelled, Chunk, ConfigError, Generation, Round, SamplingParams, SpeculativeLlama, Stats
+)
 from specgguf.serve.server import ServeConfig, Service, listen, run
 
 
@@ -44,7 +46,9 @@ def either(llm: SpeculativeLlama, stream: bool) -> dict[str, object] | Iterator[
 
 
 def tokens(llm: SpeculativeLlama, ids: list[int]) -> list[int]:
-    rounds: Iterator[Round] = llm.generate(ids, SamplingParams(temperature=0.0, stop=("x",)), draft=3)
+    answer: Generation = llm.generate(ids, SamplingParams(temperature=0.0, stop=("x",)), draft=3)
+    chunks: list[Chunk] = list(answer)
+    rounds: Iterator[Round] = answer.rounds()
     out: list[int] = []
     for round in rounds:
         out += round.tokens

@@ -20,17 +20,21 @@ ROOT = Path(__file__).resolve().parent.parent
 PARTS = ("specgguf", "cli", "presets")
 TOOLS = "bash env dirname cat ls cksum uname grep tail tr mkdir find sort sleep getconf sh"
 
-# What the pretending Python does: it answers for pip and for the loading of llama_cpp, and passes everything else on.
+# What the pretending Python does: it answers for pip and for the loading of llama_cpp (which works once what that needs
+# was installed too), and passes everything else on.
 PYTHON = """#!/bin/sh
 case "$*" in
     "- llama-cpp-python"*) [ -e "{folder}/installed" ]; exit;;
+    "-c import llama_cpp") [ -e "{folder}/installed" ] && [ -e "{folder}/needs" ]; exit;;
     "-m pip"*) echo "$*" >> "{folder}/pip"; set -- "$*";;
     *fetch_models.py*) echo fetched >> "{folder}/pip"; exit 0;;
     *) exec {python} "$@";;
 esac
 case "$*" in
-    *"cache list"*) {kept};;
+    *"cache list"*) {kept}; exit;;
+    *" install --no-deps {folder}/kept.whl") {take};;
     *--only-binary*) {prebuilt};;
+    *" install llama-cpp-python"*) : > "{folder}/needs";;
     *" -v install"*)
         echo "CMAKE_ARGS=$CMAKE_ARGS" >> "{folder}/told"
         echo "CFLAGS=$CFLAGS" >> "{folder}/told"
@@ -40,6 +44,7 @@ esac
 exit 0
 """
 FAILS, WORKS = "exit 1", ': > "{folder}/installed"'
+KEPT = 'echo "{folder}/kept.whl"'
 BUILDS = 'for i in 1 35 70 140; do echo "  [$i/140] c++ -c file.cpp"; sleep 1.2; done; : > "{folder}/installed"'
 
 
@@ -48,7 +53,9 @@ class Clone:
     """What the scripts need of a clone, and a folder of tools without any Python or compiler."""
 
     folder: Path
-    answers: dict[str, str] = field(default_factory=lambda: {"kept": FAILS, "prebuilt": FAILS, "build": WORKS})
+    answers: dict[str, str] = field(
+        default_factory=lambda: {"kept": FAILS, "take": WORKS, "prebuilt": FAILS, "build": WORKS}
+    )
 
     @property
     def tools(self) -> Path:
@@ -148,7 +155,7 @@ def test_a_prebuilt_one_that_does_not_load_is_taken_away(clone: Clone) -> None:
     clone.tool("g++", "exit 1")
     clone.python(prebuilt="exit 0")  # nothing that loads came of it
     done = clone.quickstart()
-    assert "the prebuilt one does not load here" in done.stderr
+    assert "the prebuilt llama.cpp does not load here" in done.stderr
     assert any("uninstall -y llama-cpp-python" in line for line in clone.asked)
     assert any(" -v install" in line for line in clone.asked)
 
@@ -159,7 +166,7 @@ def test_compiling_is_said_aloud_and_shows_how_far_it_is(clone: Clone) -> None:
     script(clone.tools / "two", "echo 2")
     (clone.tools / "getconf").unlink()
     (clone.tools / "two").rename(clone.tools / "getconf")
-    clone.python(build=BUILDS, kept='[ -e "{folder}/installed" ] && echo llama_cpp_python-0.3.36.whl')
+    clone.python(build=BUILDS)
     done = clone.quickstart()
     assert done.returncode == 0, done.stderr
     said = done.stderr.splitlines()
@@ -172,11 +179,31 @@ def test_compiling_is_said_aloud_and_shows_how_far_it_is(clone: Clone) -> None:
 
 
 def test_a_wheel_that_pip_kept_is_taken(clone: Clone) -> None:
-    clone.python(kept="echo llama_cpp_python-0.3.36.whl")
+    """That very file: a newer release on the index would have to be compiled."""
+    clone.python(kept=KEPT)
     done = clone.quickstart()
     assert done.returncode == 0, done.stderr
     assert "taking the llama.cpp that pip kept" in done.stderr
+    assert any(line.endswith(f"install --no-deps {clone.folder}/kept.whl") for line in clone.asked)
     assert not any("--only-binary" in line or " -v install" in line for line in clone.asked)
+
+
+def test_a_kept_wheel_that_does_not_load_is_not_handed_out_again(clone: Clone) -> None:
+    clone.tool("g++", "exit 1")
+    clone.python(kept=KEPT, take="exit 0")  # nothing that loads came of it
+    done = clone.quickstart()
+    assert done.returncode == 0, done.stderr
+    assert "the llama.cpp that pip kept does not load here" in done.stderr
+    (built,) = [line for line in clone.asked if " -v install" in line]
+    assert "--no-cache-dir" in built
+
+
+def test_what_was_built_and_does_not_load_is_an_error(clone: Clone) -> None:
+    clone.tool("g++", "exit 1")
+    clone.python(build="exit 0")
+    done = clone.quickstart()
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "error: llama-cpp-python was built and does not load" in done.stderr
 
 
 def test_a_build_that_fails(clone: Clone) -> None:
@@ -214,7 +241,7 @@ def test_llama_cpp_is_compiled_without_what_the_compiler_breaks(
 
 def test_what_a_user_says_about_the_build_is_kept(clone: Clone) -> None:
     """CMAKE_ARGS is a wish to compile, with just that: no prebuilt wheel, and none that was kept, answers it."""
-    clone.answers["kept"] = "echo llama_cpp_python-0.3.36.whl"
+    clone.answers["kept"] = KEPT
     compiled(clone, "12.2.0", "amx_tile", CMAKE_ARGS="-DGGML_CUDA=on", CFLAGS="-O1")
     assert clone.told == {
         "CMAKE_ARGS": "-DGGML_CUDA=on",
@@ -303,7 +330,8 @@ def in_terminal(clone: Clone, answer: str, **variables: str) -> tuple[int, str]:
 
 def test_arguments_are_passed_on(clone: Clone) -> None:
     """An environment that has everything: nothing is installed twice, and the answer is all there is on stdout."""
-    (clone.folder / "installed").touch()
+    for name in ("installed", "needs"):
+        (clone.folder / name).touch()
     done = clone.quickstart()
     assert done.returncode == 0, done.stderr
     assert done.stdout == "chat|-p|demo|--yes|hello|"

@@ -118,6 +118,17 @@ class ChatSession:
         self.display.after(answer, self.conversation.loaded.engine)
         self._tell_answer(answer, again=again)
 
+    def more(self) -> None:
+        """Go on with the last answer, and show what comes."""
+        self.describe()
+        with console.quiet_keyboard():
+            answer = self.conversation.more(self.display.sink())
+        if answer is None:
+            self.status.tell("there is no answer to go on with")
+            return
+        self.display.after(answer, self.conversation.loaded.engine)
+        self._tell_answer(answer, again=True)
+
     def _tell_answer(self, answer: Answer, *, again: bool) -> None:
         if answer.interrupted and not answer.spans:
             if again and not self.conversation.unanswered:
@@ -128,6 +139,8 @@ class ChatSession:
         n, n_all = self.conversation.answers()
         if n_all > 1:
             self.status.say(f"answer {n} of {n_all} (/prev shows the one before)")
+        if answer.finish_reason == "length":
+            self.status.say("/more goes on with it")
 
     def show_answer(self) -> None:
         """Show the answer that the thread ends with, after it was turned to."""

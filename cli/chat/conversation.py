@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from specgguf.cli.chat.saved import branch
 from specgguf.cli.chat.saved.autosave import Autosave
@@ -17,6 +17,7 @@ from specgguf.cli.chat.turn import Answer, Message, ask
 from specgguf.cli.interrupts import Interrupts
 from specgguf.cli.open_pair import Loaded, thinking
 from specgguf.cli.settings import Settings
+from specgguf.cli.terminal.progress import ReadingLine
 from specgguf.cli.terminal.render import Sink
 from specgguf.cli.terminal.status import StatusOutput
 
@@ -41,6 +42,7 @@ class Conversation:
         undone: the question that was taken back last; `/edit` starts from it.
         unanswered: the last question, if it got no answer at all.
         last: the last answer, for `/highlight` and statistics.
+        shape: what every answer is held to: a grammar, or a response_format.
         branches: what left the thread: answers that another one replaced, turns that were taken back.
     """
 
@@ -53,6 +55,7 @@ class Conversation:
     undone: str = ""
     unanswered: str = ""
     last: Answer | None = None
+    shape: dict[str, Any] = field(default_factory=dict)
     branches: list[branch.Branch] = field(default_factory=list)
     _read: list[int] = field(default_factory=list)  # the prompt before this one
     _undone: list[list[Message]] = field(default_factory=list)  # exchanges, the one taken back last at the end
@@ -177,8 +180,16 @@ class Conversation:
         start = 1 if self.system else 0
         return self.messages[:start] + self.messages[start + self.n_hidden :]
 
-    def send(self, question: str, sink: Sink) -> Answer:
-        """Ask, stream the answer into `sink`, and keep both.
+    def more(self, sink: Sink) -> Answer | None:
+        """Go on with the last answer; None where there is none. Both its lengths are kept. Raises as `send`."""
+        _before, exchange = self._split()
+        if self.unanswered or len(exchange) < 2:
+            return None
+        question = self.step_back()
+        return self.send(question, sink, begun=exchange[-1])
+
+    def send(self, question: str, sink: Sink, *, begun: Message | None = None) -> Answer:
+        """Ask, stream the answer into `sink`, and keep both. With `begun` the answer goes on from there.
 
         A question without any answer (stopped too early, or refused) is taken back into `unanswered`; one that was to
         be answered again (`step_back`) keeps the answer that it had.
@@ -188,7 +199,7 @@ class Conversation:
             KeyboardInterrupt: Ctrl-C a second time; what came is kept.
         """
         self.messages.append({"role": "user", "content": question})
-        self.last = answer = Answer()
+        self.last = answer = Answer(begun=begun)
         try:
             with Interrupts(self.loaded.engine.cancel) as interrupts:
                 self._ask(question, sink, answer, interrupts)
@@ -217,17 +228,22 @@ class Conversation:
             self.autosave.answered(self.messages, answer)
 
     def _ask(self, question: str, sink: Sink, answer: Answer, interrupts: Interrupts) -> None:
-        prompt = self._fit()
+        prompt = self._fit() if answer.begun is None else self._render([*self.window(), answer.begun])
         self.autosave.asked(self.messages[:-1], question)
         n_new = len(prompt) - n_common(prompt, self._read)
-        if n_new >= SLOW_PROMPT:
-            self.status.wait(f"reading {n_new:,} tokens …")
+        waiting = ReadingLine(self.status, n_new if n_new >= SLOW_PROMPT else 0, self._reading_speed())
         try:
-            with self.autosave.answering(question, answer):
-                ask(self.loaded.engine, prompt, self.settings.sampling(), sink, answer, interrupts)
+            with waiting, self.autosave.answering(question, answer):
+                sampling = {**self.settings.sampling(), **self.shape}
+                ask(self.loaded.engine, prompt, sampling, waiting.until_first(sink), answer, interrupts)
         finally:
             if answer.spans:  # one that was stopped before has not been read to its end
                 self._read = prompt
+
+    def _reading_speed(self) -> float:
+        """Tokens a second of the prompts read so far; 0 where none was long enough to tell."""
+        stats = self.loaded.engine.stats
+        return stats.n_prefilled / stats.prompt_s if stats.prompt_s > 0 and stats.n_prefilled >= SLOW_PROMPT else 0.0
 
     def count(self, messages: list[Message]) -> int:
         """Tokens of a rendered conversation, by the model's own template."""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import click
 from specgguf.cli import exits
+from specgguf.cli.chat import attachments
 from specgguf.cli.chat.chat_session import ChatSession
+
+from specgguf.errors import ConfigError
 
 STDIN = "-"
 
@@ -31,6 +36,27 @@ def read_question(words: Sequence[str]) -> str | None:
     if not parts:
         raise click.UsageError("nothing to ask: no question was given and stdin is empty")
     return "\n\n".join(parts)
+
+
+def answer_shape(schema: str | None, grammar: str | None) -> dict[str, Any]:
+    """What every answer is held to, from the files of --schema and --grammar, as the engine's keywords.
+
+    Raises:
+        ConfigError: a file cannot be read, or is no JSON.
+    """
+    if schema and grammar:
+        raise click.UsageError("--schema and --grammar exclude each other")
+    if grammar:
+        return {"grammar": attachments.given_text(f"@{grammar}", "--grammar")}
+    if not schema:
+        return {}
+    try:
+        content = json.loads(attachments.given_text(f"@{schema}", "--schema"))
+    except ValueError as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"--schema {schema} is not JSON: {error}") from error
+    return {"response_format": {"type": "json_object", "schema": content}}
 
 
 def _read_stdin() -> str:

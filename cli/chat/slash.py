@@ -53,6 +53,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("undo", "", "Turns", "take the last question and its answer back", turns.undo),
     Command("redo", "", "Turns", "bring back what /undo took", turns.redo),
     Command("retry", "", "Turns", "answer the last question again; the old answer is kept", turns.retry),
+    Command("more", "", "Turns", "go on with an answer that was cut or stopped", turns.more),
     Command("prev", "", "Turns", "turn to the answer before this one, of several to the last question",
             turns.previous),
     Command("next", "", "Turns", "turn to the answer after this one", turns.next_),

@@ -31,12 +31,14 @@ class Answer:
         spans: all of it, with provenance.
         finish_reason: "stop", "length", "tool_calls", or None when it was interrupted.
         reply: what the engine makes it from, once it was asked.
+        begun: what it goes on from, where it was cut before: that message of the assistant's.
     """
 
     spans: list[Span] = field(default_factory=list)
     finish_reason: str | None = None
     interrupted: bool = False
     reply: Completion | None = None
+    begun: Message | None = None
 
     @property
     def usage(self) -> dict[str, Any]:
@@ -59,10 +61,11 @@ class Answer:
         return "".join(span.text for span in self.spans if span.reasoning).rstrip()
 
     def message(self) -> Message:
-        """The answer as an OpenAI message."""
-        message: Message = {"role": "assistant", "content": self.text}
-        if self.reasoning:
-            message["reasoning_content"] = self.reasoning
+        """The answer as an OpenAI message, with what it went on from."""
+        begun = self.begun or {}
+        message: Message = {"role": "assistant", "content": begun.get("content", "") + self.text}
+        if reasoning := begun.get("reasoning_content", "") + self.reasoning:
+            message["reasoning_content"] = reasoning
         return message
 
     def completion(self) -> dict[str, Any]:

@@ -64,6 +64,20 @@ def _complete_session(_ctx: click.Context, _param: click.Parameter, incomplete: 
     help="Send a text file with the (first) question; may be given several times.",
 )
 @click.option(
+    "--schema",
+    metavar="FILE",
+    cls=SectionOption,
+    section="Conversation",
+    help="Answer in JSON that validates against the JSON schema in FILE.",
+)
+@click.option(
+    "--grammar",
+    metavar="FILE",
+    cls=SectionOption,
+    section="Conversation",
+    help="Answer within the GBNF grammar in FILE.",
+)
+@click.option(
     "--json",
     "as_json",
     is_flag=True,
@@ -86,6 +100,8 @@ def chat(
     continue_: bool,
     resume_: str | None,
     files: tuple[str, ...],
+    schema: str | None,
+    grammar: str | None,
     as_json: bool,
     quiet: bool,
     **flags: Any,
@@ -101,6 +117,7 @@ def chat(
     settings = gather(flags)
     settings.sampling()  # out of range: say so at once
     status = StatusOutput(console.style_for(sys.stderr, settings["color"]), quiet=quiet)
+    shape = oneshot.answer_shape(schema, grammar)
     text = oneshot.read_question(question)
     system = attachments.given_text(settings["system"] or "", "--system")
     autosave = Autosave(status, enabled=settings["save"], slot=sessions.ONE_SHOT if text is not None else "")
@@ -118,7 +135,7 @@ def chat(
         except ModelNotFound as error:
             raise resume.without_its_model(session, settings, error) from error
         with contextlib.closing(loaded.engine):
-            conversation = Conversation(loaded, settings, status, autosave)
+            conversation = Conversation(loaded, settings, status, autosave, shape=shape)
             display = Display(settings, status, as_json=as_json)
             debug = bool(click.get_current_context().find_root().obj)
             chat = ChatSession(conversation, display, status, settings, autosave, debug=debug)

@@ -147,7 +147,7 @@ def _trace(stats: Stats, style: Style, chat: int) -> list[str]:
         return []
     n = len(stats.draft_lengths)
     what = plural(n, "round") if n == len(trace) else f"the last {len(trace)} of {plural(n, 'round')}"
-    what += f", up to {top} tokens, · none"
+    what += f", up to {plural(top, 'token')}, · none"
     drawn = f"{'drafted':<{LABEL}}{style.drafted(bars(trace, top))}"
     if LABEL + len(trace) + 2 + len(what) <= chat:
         return [f"{drawn}  {what}"]

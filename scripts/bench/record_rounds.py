@@ -24,6 +24,7 @@ from specgguf.bench.runs import KINDS, load_prompts, prompt_ids
 from specgguf.decode.drafters import ModelDrafter
 from specgguf.decode.records import always
 from specgguf.decode.sampling import Distribution, Logits, Rng, Transform, draw
+from specgguf.decode.sequence import run_alone
 from specgguf.decode.verifier import verify_block
 from specgguf.loading import physical_cores
 from specgguf.native.context import Model
@@ -72,7 +73,7 @@ def record(target: Model, draft: Model, prompt: list[int], temperature: float) -
 
     while len(text) < N_TOKENS and (not text or text[-1] not in target.eog):
         committed = [*prompt, *text]
-        block = drafter.propose(committed, N_DRAFT, distribution, rng, always)
+        block = run_alone(drafter.propose(committed, N_DRAFT, distribution, rng, always))
         target.extend(committed[target.reuse(committed[:-1]) : -1], 0)
         rows = target.extend([committed[-1], *block.tokens], len(block) + 1)
         wanted = [distribution(row, block.tokens[:i]) for i, row in enumerate(rows)]

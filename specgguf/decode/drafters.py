@@ -114,7 +114,7 @@ class ModelDrafter:
     ) -> Generator[Forward, Logits, Scores]:
         """One batched decode. Where the cache lags far behind, the middle is skipped: the scored tokens and a few
         before them are read right after what is cached, and dropped again. The scores are then a little too low,
-        at a small part of the price of catching up."""
+        at a small part of what the draft's whole prefill costs."""
         model = self.model
         kept = model.reuse(committed[:-1])
         n = min(len(probs), len(committed) - 1 - kept)

@@ -1,6 +1,6 @@
 """Drafts without a second model: what followed the last occurrence of the latest n-gram, in the prompt or the output.
 
-Prompt lookup decoding (Saxena 2023). One-hot drafts at no cost, exact by the one-hot rule for any token. This
+N-gram drafting from the prompt (Saxena 2023). One-hot drafts at no cost, exact by the one-hot rule for any token. This
 module knows no model and decides nothing about how many tokens are worth drafting.
 """
 

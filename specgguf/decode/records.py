@@ -144,7 +144,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One pass of the target and what came of it.
+    """One forward pass of the target and what came of it.
 
     Attributes:
         tokens: the committed tokens, at least one. The first `n_from_draft` were drafted and accepted.
@@ -157,10 +157,10 @@ class Round:
         confidences: how sure the target was of its likeliest token where each of `tokens` was decided.
         source: the drafter's name, "" when nothing was drafted.
         probe: (confidence, Σ min(p, q)) of plain tokens that the draft scored before this round.
-        n_owed: committed tokens that the target decoded in this pass before the drafted ones.
+        n_pending: committed tokens that the target decoded in this pass before the drafted ones.
         n_padding: dummies that the target decoded with this pass and dropped again.
         n_prefilled: prompt tokens that the target read with or before this pass; later, tokens that it read again.
-        n_synced: tokens the draft model decoded to catch up before its first draw.
+        n_draft_prefilled: committed tokens that the draft model read before its first draw.
         n_context: committed tokens before this round, the prompt included.
         prefill_s: seconds of reading those; not in verify_s.
         draft_s, verify_s, host_s: seconds in the drafter, in the target's pass, and outside both.

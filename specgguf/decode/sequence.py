@@ -32,7 +32,7 @@ class CachedSequence(Protocol):
 
     def extend(self, tokens: Sequence[int], n_outputs: int, n_padding: int = 0) -> Logits:
         """Decode `tokens` after the cached ones, beside dummies that are dropped again; the logits of the last
-        `n_outputs`, shape (n_outputs, n_vocab), until the next pass."""
+        `n_outputs`, shape (n_outputs, n_vocab), until the next one."""
 
     def mark(self, n_ahead: int, *, pin: bool = False) -> None:
         """Up to `n_ahead` of the tokens decoded next may be dropped again; `pin` keeps this place for longer."""
@@ -51,7 +51,7 @@ class Forward:
     Attributes:
         tokens: decoded after what `sequence` holds.
         n_outputs: rows of logits that are wanted, of the last tokens.
-        n_padding: dummies beside them, because a wider pass is faster.
+        n_padding: dummies beside them, because a larger batch is faster.
         kind: what the pass is for: "draft", "prefill" or "verify".
     """
 
@@ -66,7 +66,7 @@ Decode = Callable[[Sequence[Forward]], Sequence[Logits]]
 
 
 def decode_in_turn(parts: Sequence[Forward]) -> Sequence[Logits]:
-    """One pass per part, for sequences of contexts of their own. Rows of several are copied: each pass may overwrite
+    """One forward pass per part, for sequences of contexts of their own. Rows of several are copied: each may overwrite
     those of the one before it."""
     rows = [part.sequence.extend(part.tokens, part.n_outputs, part.n_padding) for part in parts[:1]]
     for part in parts[1:]:

@@ -22,14 +22,14 @@ class Stats:
         n_prefilled: prompt tokens that the target read. n_replayed: tokens that it read again, because its memory
             could only go back further than was needed; the time counts as verifying.
         n_generated: committed tokens, an end-of-generation token included.
-        n_rounds: passes of the target. n_resting: those of them that checked no draft.
+        n_rounds: passes of the target. n_plain: those of them that checked no draft.
         draft_n, draft_n_accepted: drafted and accepted tokens.
         drafted_by_position, reached_by_position, accepted_by_position: per position in the draft, from 0. A
             position is reached when all before it were accepted.
         n_from_draft: accepted tokens that were kept (a block may be cut by the end of the text).
         prompt_s, draft_s, verify_s, host_s: seconds reading prompts, drafting, verifying, and outside both.
-        k_trace: the draft length of each round, the last 4096.
-        rest_reason: why drafting rests now; "" when it does not.
+        draft_lengths: the draft length of each round, the last 4096.
+        off_reason: why drafting is off now; "" when it is not.
     """
 
     n_prompt: int = 0
@@ -100,7 +100,7 @@ class Stats:
 
     @property
     def tokens_per_pass(self) -> float:
-        """Committed tokens per pass of the target."""
+        """Committed tokens per forward pass of the target."""
         return self.n_generated / self.n_rounds if self.n_rounds else 0.0
 
     @property

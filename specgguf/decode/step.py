@@ -1,7 +1,7 @@
 """One round of speculative decoding, for one sequence and for many.
 
 `speculate` is the round of one sequence, as the paper has it: draft, verify in one forward pass, commit, roll back.
-It asks for its forward passes by yielding them, so that `step` can put what several sequences ask for into one pass:
+It asks for its forward passes by yielding them, so that `step` can put what several sequences ask for together:
 level by level while they draft, then all verifications together. It knows no text (the stop check does), no clock but
 the injected one, and no files. However a round ends, every cache holds a prefix of the committed tokens.
 """
@@ -149,7 +149,7 @@ def step(
 
     Args:
         plan: how many tokens each drafts; asked once, for all of them.
-        decode: runs the parts of several sequences in one pass.
+        decode: runs the parts of several sequences together.
 
     Returns:
         Each one's round, or what kept it from having one. A failure in one touches no other, except that a pass which

@@ -3,7 +3,7 @@
     plain        attention caches: any tail goes by position
     native       recurrent states that llama.cpp can roll back itself, within the last decode (n_rs_seq)
     checkpoint   recurrent states: a saved state is restored, and the caller decodes what came after it again
-    none         nothing serves: whatever must be dropped takes everything with it
+    unsupported  nothing serves: whatever must be dropped takes everything with it
 
 Each sequence of a context has one of its own. It knows positions, not tokens. It answers how many it kept: all that was
 asked for, or fewer where only an older state could be restored. It never leaves a state that is not a prefix.
@@ -212,7 +212,7 @@ class Native(Checkpoint):
 class NoRollback:
     """A memory that nothing can roll back: whatever must be dropped takes everything with it."""
 
-    name = "none"
+    name = "unsupported"
 
     def __init__(self, ctx: Any, seq: int) -> None:
         self._ctx = ctx

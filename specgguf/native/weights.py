@@ -43,6 +43,7 @@ class Weights:
 
         self._llama: Any = None
         self._users = _Users()
+        self._pieces: dict[bool, dict[int, bytes]] = {False: {}, True: {}}
         self._pid = os.getpid()
         try:
             self._llama = compat.Untemplated(self.path, n_ctx=32, n_batch=8, n_ubatch=8, verbose=False, **self.keywords)
@@ -104,9 +105,14 @@ class Weights:
             return list(self.llama.tokenize(text, add_bos, special))
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
-        """The bytes that a token stands for; special tokens give b"" unless asked for."""
+        """The bytes that a token stands for; special tokens give b"" unless asked for. Asked for every generated token,
+        most of which came before: kept, since asking natively takes thirty times as long."""
+        known = self._pieces[special].get(token)
+        if known is not None and self._llama is not None:
+            return known
         with self.in_use():
-            return vocab.piece(self.vocab, token, special=special)
+            known = self._pieces[special][token] = vocab.piece(self.vocab, token, special=special)
+        return known
 
     def check_length(self, n_bytes: int, n_ctx: int) -> None:
         """Raise ContextFull for a text that no tokens could make fit, see `vocab.check_length`."""

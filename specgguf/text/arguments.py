@@ -19,7 +19,7 @@ from .tools.calls import choose
 
 # Arguments of llama-cpp-python that change the law in ways that cannot be exact here, and their neutral values.
 NEUTRAL: dict[str, tuple[Any, str]] = {
-    "mirostat_mode": (0, "its law depends on the surprise of tokens already drawn"),
+    "mirostat_mode": (0, "its distribution depends on the surprise of tokens already drawn"),
     "tfs_z": (1.0, "tail-free sampling is gone from llama.cpp too"),
     "logits_processor": (None, "it would have to run on both models inside a block; use logit_bias or grammar"),
     "stopping_criteria": (None, "use stop or max_tokens"),

@@ -388,3 +388,21 @@ def test_a_model_that_is_stopped_while_it_loads_leaves_the_old_one(
     assert ran.code == 0
     assert "loading new.gguf: stopped" in ran.err
     assert [m["content"] for m in again.asked[0]] == ["one", "Answer 1.", "two"]
+
+
+def test_more_goes_on_with_the_answer_and_keeps_the_shorter_one(converse: Run) -> None:
+    fake = FakeEngine([pieces("Once upon"), pieces(" a time."), pieces("Yes.")])
+    ran = converse("/more", "a story", "/more", "and?", "/undo", "/prev", fake=fake)
+    assert "there is no answer to go on with" in ran.err
+    assert fake.asked[1][-1] == {"role": "assistant", "content": "Once upon"}
+    assert [m["content"] for m in fake.asked[2]] == ["a story", "Once upon a time.", "and?"]
+    (name,) = sessions.names()
+    assert said(name) == ["a story", "Once upon"]
+    assert "Once upon a time." in kept_answers(name)
+
+
+def test_more_that_gets_no_word_leaves_the_answer(converse: Run) -> None:
+    fake = FakeEngine([pieces("Once upon"), BackendError("no slot")])
+    converse("a story", "/more", fake=fake)
+    (name,) = sessions.names()
+    assert said(name) == ["a story", "Once upon"]

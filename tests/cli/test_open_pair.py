@@ -106,3 +106,12 @@ def test_threads_hold_for_prompts_too(home: Path) -> None:
     assert (chosen["n_threads"], chosen["n_threads_batch"]) == (1, 1)
     assert (chosen["draft_n_threads"], chosen["draft_n_threads_batch"]) == (2, 2)
     assert "n_threads_batch" not in open_pair.keywords(gather({}, {}), pair)
+
+
+def test_an_answer_within_a_grammar(tiny_chat: Pair, tmp_path: Path) -> None:
+    (tmp_path / "g.gbnf").write_text('root ::= "yes" | "no"')
+    (tmp_path / "s.json").write_text('{"const": 7}')
+    for temperature in ("0", "1"):
+        pair = ["-m", tiny_chat.target, "-d", tiny_chat.draft, "--temp", temperature]
+        assert chat(*pair, "--grammar", tmp_path / "g.gbnf", "Hi").out in ("yes\n", "no\n")
+        assert chat(*pair, "--schema", tmp_path / "s.json", "Hi").out == "7\n"

@@ -15,10 +15,12 @@ from specgguf.cli.flags import _Kind
 from specgguf.cli.options import BY_NAME
 from specgguf.cli.terminal.console import clean
 from specgguf.cli.terminal.markdown import StableMarkdown
+from specgguf.cli.terminal.progress import ReadingLine
+from specgguf.cli.terminal.status import StatusOutput
 from support.cli_support import Run, converse, home, run
 from support.fake_engine import FakeEngine, pieces
 
-from specgguf.errors import ConfigError, ModelNotFound, Unsupported
+from specgguf.errors import Cancelled, ConfigError, ModelNotFound, Unsupported
 
 __all__ = ["converse", "home", "run"]  # fixtures
 
@@ -182,16 +184,13 @@ def test_a_model_without_a_chat_template_is_refused_at_load(run: Run) -> None:
 
 
 def test_a_prompt_that_was_stopped_is_still_to_be_read(converse: Run) -> None:
-    from specgguf.errors import Cancelled
-
     fake = FakeEngine([Cancelled("stopped"), pieces("Now.")])
     waits: list[str] = []
-    from specgguf.cli.terminal.status import StatusOutput
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(StatusOutput, "wait", lambda _self, text, tail="": waits.append(text))
+        patch.setattr(StatusOutput, "wait", lambda _self, text, tail="": waits.append(text.partition(" …")[0]))
         converse("word " * 300, "/retry", fake=fake)
-    assert waits == ["reading 302 tokens …"] * 2
+    assert waits[:1] + waits[-1:] == ["reading 302 tokens"] * 2
 
 
 def test_presets_complete_auto(home: Path) -> None:
@@ -215,3 +214,29 @@ def test_markdown_keeps_addresses_and_tags() -> None:
 
 def test_a_closed_stdout_is_named() -> None:
     assert exits.describe(OSError(9, "Bad file descriptor"))[0] == "stdout: bad file descriptor"
+
+
+def test_the_line_of_a_prompt_that_is_read_tells_what_is_known() -> None:
+    line = ReadingLine(StatusOutput(), 3000, 100.0)._line(15)
+    assert line == f"reading 3,000 tokens … {'█' * 12}{'░' * 12} 100 tok/s, about 15 s left"
+    assert ReadingLine(StatusOutput(), 3000, 0)._line(15) == "reading 3,000 tokens … 15 s"
+    assert " 99" not in ReadingLine(StatusOutput(), 3000, 100.0)._line(1000)
+
+
+def test_answers_held_to_a_schema_or_a_grammar(run: Run, home: Path) -> None:
+    (home / "s.json").write_text('{"type": "object"}')
+    (home / "g.gbnf").write_text('root ::= "yes" | "no"\n')
+    (home / "bad.json").write_text("{")
+    fake = FakeEngine()
+    run("chat", "--schema", f"{home}/s.json", "x", fake=fake)
+    assert fake.keywords[0]["response_format"] == {"type": "json_object", "schema": {"type": "object"}}
+    run("chat", "--grammar", f"{home}/g.gbnf", "x", fake=fake)
+    assert fake.keywords[1]["grammar"] == 'root ::= "yes" | "no"'
+    for flags, said in (
+        (["--schema", f"{home}/bad.json"], "bad.json is not JSON"),
+        (["--schema", f"{home}/none.json"], "none.json: no such file"),
+        (["--schema", "a", "--grammar", "b"], "exclude each other"),
+    ):
+        ran = run("chat", *flags, "x", fake=fake)
+        assert (ran.code, len(fake.asked)) == (exits.USAGE, 2)
+        assert said in ran.err

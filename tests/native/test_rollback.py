@@ -269,7 +269,7 @@ def test_a_rollback_that_does_not_work_is_not_taken(tiny_hybrid: Pair, monkeypat
     monkeypatch.setattr(backend, "set_state", lambda ctx, data, seq, flags=0: False)
     monkeypatch.setattr(rollback.Checkpoint, "resync", lambda rollback, n: n)
     opened = Opened(tiny_hybrid.target)
-    assert opened.model.rollback.name == "none"
+    assert opened.model.rollback.name == "unsupported"
     opened.model.extend(TEXT[:10], 0)
     opened.model.mark(5)
     opened.model.extend(TEXT[10:13], 1)

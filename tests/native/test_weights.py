@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from conftest import Pair
 from gguf import GGUFValueType
 from support import tiny
 
-from specgguf import BackendError, SpecggufError
+from specgguf import BackendError, ConfigError, SpecggufError
 from specgguf.models import header, header_check, hparams
 from specgguf.native.weights import Weights
 
@@ -163,6 +164,43 @@ def test_an_alignment_that_is_none(lying: Callable[..., str], value: Any) -> Non
     kind = STRING if isinstance(value, str) else UINT32
     with pytest.raises(header.GgufError, match=f"general.alignment is {value!r}, not a power of two"):
         header.read(lying(("general.alignment", kind, value)))
+
+
+def test_closing_waits_for_who_is_inside(tiny_chat: Pair) -> None:
+    """Newcomers are refused meanwhile, and who is inside may go on."""
+    weights = Weights(str(tiny_chat.target))
+    assert weights.piece(100) == weights.piece(100) != b""
+    order: list[str] = []
+
+    def close() -> None:
+        weights.close()
+        order.append("closed")
+
+    closing = threading.Thread(target=close)
+    with weights.in_use():
+        closing.start()
+        refused = threading.Event()
+
+        def ask() -> None:
+            while True:
+                try:
+                    weights.tokenize(b"a")
+                except ConfigError:
+                    break
+            refused.set()
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        refused.wait()
+        assert weights.tokenize(b"a")
+        order.append("left")
+    closing.join()
+    asking.join()
+    assert order == ["left", "closed"]
+    for call in (lambda: weights.piece(100), lambda: weights.vocab, weights.in_use().__enter__):
+        with pytest.raises(ConfigError, match="closed"):
+            call()
+    weights.close()
 
 
 CLOSING = """

@@ -18,7 +18,7 @@ START = "<!-- reference: written from the docstrings by `python -P tests/support
 # Sections of the reference: title, module, names ([] = all that the module exports and no other section names).
 SECTIONS: tuple[tuple[str, str, list[str]], ...] = (
     ("The engine", "specgguf", ["SpeculativeLlama"]),
-    ("Settings and results", "specgguf", ["SamplingParams", "DraftConfig", "Round", "Stats"]),
+    ("Settings and results", "specgguf", ["SamplingParams", "DraftConfig", "Generation", "Chunk", "Round", "Stats"]),
     ("Errors", "specgguf", []),
     ("Serving (extra `server`)", "specgguf.serve.server", ["ServeConfig", "ApiKey", "Service", "listen", "run"]),
     ("Presets", "specgguf.presets", ["names", "load", "Preset"]),

@@ -50,6 +50,11 @@ def retry(chat: ChatSession, _words: str) -> None:
     chat.ask(question, again=True)
 
 
+def more(chat: ChatSession, _words: str) -> None:
+    """/more"""
+    chat.more()
+
+
 def previous(chat: ChatSession, _words: str) -> None:
     """/prev"""
     _turn_by(chat, -1)

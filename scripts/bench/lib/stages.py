@@ -53,7 +53,7 @@ class Stages:
 def _stages() -> list[tuple[str, Any, str]]:
     """What is wrapped: (name, owner, attribute)."""
     from specgguf.control import controller
-    from specgguf.decode import drafters, stats, step
+    from specgguf.decode import run, stats
     from specgguf.native import context
     from specgguf.text import detokenize as text
 
@@ -68,11 +68,10 @@ def _stages() -> list[tuple[str, Any, str]]:
         ("view the logits", backend, "rows"),
         ("extend, around decode", context.Model, "extend"),
         ("roll back", context.Model, "roll_back"),
-        ("drafter", drafters.ModelDrafter, "propose"),
-        ("cut the text", text.Detokenizer, "cut"),
+        ("detokenize, check stops", text.Detokenizer, "check"),
         ("controller: plan", controller.Adaptive, "plan"),
         ("controller: observe", controller.Adaptive, "observe"),
-        ("synchronise both caches", step.Run, "synchronise"),
+        ("synchronise both caches", run.Run, "synchronise"),
         ("statistics", stats.Stats, "add"),
     ]
 

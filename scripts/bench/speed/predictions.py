@@ -21,7 +21,7 @@ from bench.lib.cells import RESULTS, commit, say
 from bench.lib.pairs import REGIMES, Regime, files
 from specgguf import SamplingParams, SpeculativeLlama
 from specgguf.bench import results
-from specgguf.control.costs import measure
+from specgguf.control.calibration import measure
 from specgguf.fit import predict
 from specgguf.loading import physical_cores
 
@@ -69,15 +69,15 @@ def one(args: argparse.Namespace, regime: Regime, lengths: list[int]) -> dict[st
         for repeat in range(REPEATS):
             assert llm._engine.draft_model is not None
             draft_s = measure(llm._engine.draft_model, 1, 1, time.perf_counter)
-            widths = {n: measure(llm._engine.target, n, n, time.perf_counter) for n in WIDTHS}
-            priced = predict.from_measured(widths, draft_s)
+            costs = {n: measure(llm._engine.target, n, n, time.perf_counter) for n in WIDTHS}
+            pair_costs = predict.from_measured(costs, draft_s)
             plain = speed("off")
             for length in lengths:
                 gain = speed(length) / plain
-                round_s = length * priced.draft_s + priced.verify_s(length + 1)
-                predicted = llm.last_stats.tokens_per_pass * priced.plain_s / round_s
+                round_s = length * pair_costs.draft_s + pair_costs.verify_s(length + 1)
+                predicted = llm.last_stats.tokens_per_pass * pair_costs.plain_s / round_s
                 samples.append({"repeat": repeat, "length": length, "measured": gain, "predicted": predicted})
-                samples[-1] |= {"plain_tokens_per_s": plain, "verify_s": widths, "draft_s": priced.draft_s}
+                samples[-1] |= {"plain_tokens_per_s": plain, "verify_s": costs, "draft_s": pair_costs.draft_s}
     rows = []
     for length in lengths:
         mine = [s for s in samples if s["length"] == length]
