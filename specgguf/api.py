@@ -8,6 +8,7 @@ text by `text`, dicts by `completion`.
 from __future__ import annotations
 
 import inspect
+import os
 import random
 import time
 import uuid
@@ -24,6 +25,7 @@ from .decode.generation import Generation, check_prompt
 from .decode.stats import Stats
 from .errors import ConfigError, Unsupported
 from .grammar.cursor import compile_grammar
+from .llama_names import LlamaNames
 from .loading import open_pair
 from .text import tokenize as prompts
 from .text.arguments import completion_params, draft_config, token_ids, tool_request
@@ -34,7 +36,7 @@ from .text.stream import ChunkStream
 from .text.template import ChatTemplate, RenderedPrompt
 
 
-class SpeculativeLlama:
+class SpeculativeLlama(LlamaNames):
     """A target model whose tokens a draft model may write, with the target's own distribution.
 
     Args:
@@ -81,6 +83,7 @@ class SpeculativeLlama:
         trace: str | Trace | None = None,
         **keywords: Any,
     ) -> None:
+        self._arguments = {k: v for k, v in locals().items() if k not in ("self", "keywords", "__class__")} | keywords
         config = DraftConfig(draft, draft_max, verify, draft_temperature, draft_first)
         keywords |= {"n_ctx": n_ctx, "n_gpu_layers": n_gpu_layers}
         trace = to_file(trace) if isinstance(trace, str) else trace
@@ -118,14 +121,28 @@ class SpeculativeLlama:
         draft_repo_id: str | None = None,
         draft_filename: str | None = None,
         offline: bool | None = None,
+        additional_files: Sequence[str] | None = None,
+        local_dir: str | os.PathLike[str] | None = None,
+        local_dir_use_symlinks: object = "auto",
+        cache_dir: object = None,
         **keywords: Any,
     ) -> SpeculativeLlama:
-        """Load files of Hugging Face repositories: `filename` is a file's name or a quantisation ("Q4_K_M")."""
-        from .models import hub
+        """Load files of Hugging Face repositories: `filename` is a file's name, a pattern ("*q8_0.gguf") or a
+        quantisation ("Q4_K_M").
+
+        Args:
+            local_dir: keep them there. additional_files: fetch these too.
+        """
+        from .models import patterns
+
+        if cache_dir is not None:
+            raise Unsupported("cache_dir is not supported", hint="set HF_HUB_CACHE, or give local_dir")
 
         def path(repo: str, file: str | None) -> str:
-            return str(hub.resolve(f"{repo}:{file.strip('*')}" if file else repo, offline=offline))
+            return str(patterns.resolve(repo, file, local_dir=local_dir, offline=offline))
 
+        for file in additional_files or ():
+            path(repo_id, file)
         return cls(path(repo_id, filename), path(draft_repo_id, draft_filename) if draft_repo_id else None, **keywords)
 
     @property

@@ -85,6 +85,7 @@ IN_TEXTS = {
     r"(?:sit|sits|sitting|sat) out": "back-off",
     r"(?:wide|wider|narrow|one|single|verification|next|same|every|each|plain) pass(?:es)?": "forward pass",
     r"tokens per pass": "tokens per forward pass",
+    r"native_s|k_trace|rest_reason|notices": "decode_s, draft_lengths, off_reason, warnings",
 }
 
 # A word that has another, plain meaning there; each with its reason.

@@ -71,7 +71,7 @@ class Sample:
             first one for nothing, unless it already verified a draft.
         first_s, total_s: seconds to the first token, and to the last.
         prompt_s: of those, the target's reading of the prompt. The draft's reading is a cost of drafting.
-        draft_s, verify_s: seconds in the drafter and in the target's passes; native_s: in llama.cpp in all.
+        draft_s, verify_s: seconds in the drafter and in the target's forward passes; decode_s: in llama.cpp in all.
         reached_by_position, accepted_by_position: see `stats.Stats`.
         rounds_by_draft_n: how many rounds drafted 0, 1, 2, … tokens.
     """

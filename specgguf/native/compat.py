@@ -18,6 +18,7 @@ from llama_cpp import llama_chat_format
 
 from specgguf.errors import BackendError
 
+LLAMA: Any = llama_cpp.Llama  # programs put ours in its place
 REQUIREMENT = 'pip install "llama-cpp-python>=0.3.36,<0.4"'
 
 SYMBOLS = (
@@ -81,7 +82,7 @@ def check() -> None:
             if name not in found:
                 raise _lacking(f"{structure}.{name}")
     for name in LLAMA_CLASS:
-        _require(llama_cpp.Llama, name, f"Llama.{name}")
+        _require(LLAMA, name, f"Llama.{name}")
     _require(llama_chat_format, "Jinja2ChatFormatter", "llama_chat_format.Jinja2ChatFormatter")
     chat_handlers()
     _require(getattr(llama_cpp.llama_cpp, "_lib", None), "llama_tokenize", "llama_cpp._lib.llama_tokenize")
@@ -114,7 +115,7 @@ def _lacking(name: str) -> BackendError:
 # --- the Llama class --------------------------------------------------------------------------------------
 
 
-class Untemplated(llama_cpp.Llama):  # type: ignore[misc]
+class Untemplated(LLAMA):  # type: ignore[misc]
     """`llama_cpp.Llama`, seeing no chat template in a file: it would compile each while loading and fail over a broken
     one, where only who wants to chat needs them. It reads its own `metadata` for that, once it has set it."""
 
@@ -131,7 +132,7 @@ class Untemplated(llama_cpp.Llama):  # type: ignore[misc]
 
 def llama_keywords() -> set[str]:
     """The keywords of `Llama` beside the file's path; it swallows unknown ones."""
-    return set(inspect.signature(llama_cpp.Llama.__init__).parameters) - {"self", "model_path", "kwargs"}
+    return set(inspect.signature(LLAMA.__init__).parameters) - {"self", "model_path", "kwargs"}
 
 
 def lora_adapter(llama: Any) -> Any:

@@ -1,0 +1,160 @@
+"""What `llama_cpp.Llama` has beside its calls: attributes that programs read, and names that are refused with a reason.
+
+A base of `SpeculativeLlama`. It knows the loaded pair's weights and contexts, and nothing of text or drafting.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from .errors import Unsupported
+from .loading import Pair
+
+# Public attributes of `llama_cpp.Llama` that are not here, and why.
+REFUSED = {
+    "eval": "it would change the caches behind a generation; use generate or create_completion",
+    "eval_logits": "logits are reduced to what sampling needs; use logprobs",
+    "eval_tokens": "use generate, whose chunks carry tokens",
+    "sample": "a token is drawn and verified inside a round; use generate",
+    "scores": "logits are reduced to what sampling needs; use logprobs",
+    "input_ids": "use tokenize or render",
+    "embed": "specgguf only generates text",
+    "create_embedding": "specgguf only generates text",
+    "pooling_type": "specgguf only generates text",
+    "set_cache": "the prefix that texts share is kept by itself; use save_state and load_state",
+    "cache": "the prefix that texts share is kept by itself; use save_state and load_state",
+    "logits_to_logprobs": "use logprobs",
+    "longest_token_prefix": "the prefix that texts share is found by itself",
+    "chat_handler": "the model's own template is rendered; name a format with chat_format",
+    "draft_model": "see draft_model_path",
+    "ctx": "use save_state and load_state; llama.cpp's context is not handed out",
+    "model": "llama.cpp's model is not handed out",
+    "tokenizer_": "the tokenizer is the file's own",
+    "last_n_tokens_size": "penalties look at 64 tokens",
+    "numa": "it is a setting of the process",
+    "lora_base": "llama.cpp has no such base any more",
+    "spm_infill": "the middle comes last in a prompt to be filled in",
+}
+
+
+class UnsupportedAttribute(Unsupported, AttributeError):
+    """A name of `llama_cpp.Llama` that is not here: `hasattr` says so, too."""
+
+
+class Tokenizer:
+    """What `Llama.tokenizer()` returns: texts as str."""
+
+    def __init__(self, llm: Any) -> None:
+        self._llm = llm
+
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = True) -> list[int]:
+        """Token ids of UTF-8 bytes."""
+        ids: list[int] = self._llm.tokenize(text, add_bos, special)
+        return ids
+
+    def detokenize(self, tokens: list[int], prev_tokens: object = None, special: bool = False) -> bytes:
+        """The bytes of `tokens`."""
+        data: bytes = self._llm.detokenize(tokens, prev_tokens, special)
+        return data
+
+    def encode(self, text: str, add_bos: bool = True, special: bool = True) -> list[int]:
+        """Token ids of a text."""
+        return self.tokenize(text.encode("utf-8", "ignore"), add_bos, special)
+
+    def decode(self, tokens: list[int]) -> str:
+        """The text of `tokens`."""
+        return self.detokenize(tokens).decode("utf-8", "ignore")
+
+
+class LlamaNames:
+    """The attributes of `llama_cpp.Llama`.
+
+    Attributes:
+        verbose: always False: llama.cpp's log is kept off the terminal.
+    """
+
+    _pair: Pair
+    _arguments: dict[str, Any]  # that this was made with
+    verbose = False
+
+    def __getattr__(self, name: str) -> Any:
+        if name in REFUSED:
+            raise UnsupportedAttribute(f"{name} is not supported: {REFUSED[name]}")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled by path and keywords, and loaded anew."""
+        return _load_again, (type(self), self._arguments)
+
+    def __deepcopy__(self, _memo: object) -> Any:
+        raise Unsupported("a loaded model is not copied", hint="load it a second time, or pickle it: by path")
+
+    def tokenizer(self) -> Tokenizer:
+        """Its tokenizer, with `encode` and `decode`."""
+        return Tokenizer(self)
+
+    def n_embd(self) -> int:
+        """The width of the model."""
+        return int(self._pair.weights.llama.n_embd())
+
+    @property
+    def n_tokens(self) -> int:
+        """How many tokens the target's cache holds."""
+        return len(self._pair.engine.target.tokens)
+
+    @property
+    def n_batch(self) -> int:
+        """The most tokens decoded in one pass."""
+        return self._pair.engine.target.context.n_batch
+
+    @property
+    def n_threads(self) -> int:
+        """Threads that decode one token."""
+        return int(self._pair.weights.keywords["n_threads"])
+
+    @property
+    def n_threads_batch(self) -> int:
+        """Threads that read a prompt."""
+        return int(self._pair.weights.keywords["n_threads_batch"])
+
+    @property
+    def chat_format(self) -> str | None:
+        """The format that was named; None for the file's own template."""
+        return self._arguments.get("chat_format")
+
+    @property
+    def lora_path(self) -> str | None:
+        """The LoRA that was loaded with the target."""
+        return self._arguments.get("lora_path")
+
+    @property
+    def lora_scale(self) -> float:
+        """Its weight."""
+        return float(self._arguments.get("lora_scale", 1.0))
+
+    @property
+    def kv_overrides(self) -> Any:
+        """Metadata that were taken instead of the file's."""
+        return self._arguments.get("kv_overrides")
+
+    @property
+    def tensor_split(self) -> Any:
+        """How the weights were split over devices."""
+        return self._arguments.get("tensor_split")
+
+    @property
+    def model_params(self) -> Any:
+        """llama.cpp's parameters that the target was loaded with."""
+        return self._pair.weights.llama.model_params
+
+    @property
+    def context_params(self) -> Any:
+        """llama.cpp's parameters of the context that the file was opened with; texts are decoded in another."""
+        return self._pair.weights.llama.context_params
+
+
+def _load_again(cls: type, arguments: dict[str, Any]) -> Any:
+    if not os.path.exists(arguments["model_path"]):
+        raise Unsupported(f"pickled by path, and {arguments['model_path']} is not here")
+    return cls(**arguments)
