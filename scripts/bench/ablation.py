@@ -57,7 +57,7 @@ def _always_ngrams(self: controller.Adaptive, candidate: Any, k_max: int) -> tup
 
 
 def _one_match(self: acceptance.Acceptance, match: int, n: int) -> list[float]:
-    rate = sum(count.mean for count in self.by_match.values()) / len(self.by_match)
+    rate = sum(self.by_match[size].mean for size in (2, 3, 4)) / 3
     return [rate**k for k in range(1, n + 1)]
 
 

@@ -6,6 +6,8 @@ Beside each stands what is lost without it, as a change of the mean or the worst
 
 from __future__ import annotations
 
+from specgguf.decode.records import FORCED
+
 # --- costs: each is a measurement of its own times one factor of the machine. Variances are of natural logarithms.
 SAMPLE_NOISE = 0.05**2  # of one measured pass: the unit of the three below
 LOAD_NOISE = 0.1**2  # of what was measured at load; as certain as a seen cost: busy machine, worst -4 %
@@ -21,7 +23,8 @@ PRIOR, PRIOR_WEIGHT = 0.8, 4.0  # optimistic: 0.85 costs 0.9 % on the busy machi
 NEW_TEXT = 0.5  # of the way back to the prior at a new turn; 0: conversations, mean -1.4 %
 CONFIDENCES = {0.0: 0.31, 0.3: 0.47, 0.5: 0.63, 0.7: 0.77, 0.85: 0.87, 0.95: 0.93, 0.99: 0.95}  # lower edge: prior
 # One bin: recordings, mean -2.5 %, busy machine, worst -18 %.
-MATCHES = {2: 0.4, 3: 0.5, 4: 0.65}  # length of the n-gram found: prior; one for all: recordings, worst -3 %
+# Length of the n-gram found: prior; one for all: recordings, worst -3 %. Forced tokens count apart.
+MATCHES = {2: 0.4, 3: 0.5, 4: 0.65, FORCED: 0.99}
 
 # --- draft lengths
 HORIZON = (
