@@ -78,9 +78,9 @@ class Keyboard:
         """Make the terminal what it was."""
         import termios
 
-        with contextlib.suppress(termios.error):
-            self._write(PASTE_OFF)
+        with contextlib.suppress(OSError, termios.error):  # it may be gone: the window was closed
             termios.tcsetattr(self._fd, termios.TCSANOW, self._before)
+            self._write(PASTE_OFF)
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:

@@ -204,7 +204,8 @@ class Conversation:
             with Interrupts(self.loaded.engine.cancel) as interrupts:
                 self._ask(question, sink, answer, interrupts)
         finally:
-            self.status.clear()
+            with contextlib.suppress(OSError):  # a terminal that was closed
+                self.status.clear()
             self._conclude(question, answer)
         return answer
 

@@ -50,6 +50,11 @@ def list_(fits: bool = False, as_json: bool = False) -> None:
             rows.append(_row(preset))
         except SpecggufError as error:
             click.echo(f"{name}: {error}", err=True)
+    if fits:
+        from specgguf.fit.hardware import this_machine
+
+        here = this_machine().kind
+        rows.sort(key=lambda row: row["device"] not in (here, "any"))
     if as_json:
         for row in rows:
             click.echo(json.dumps(row, ensure_ascii=False))

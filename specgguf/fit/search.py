@@ -228,7 +228,7 @@ def _reason(preset: Preset, plan: Plan) -> str:
     sizes = plan.footprint
     where = ", ".join(d.description or d.name for d in plan.machine.gpus) or _cores(plan.machine)
     needed, free = sizes.device or sizes.host, sizes.device_free or plan.machine.cpu.free_bytes
-    text = f"preset {preset.name}: {needed / GIB:.1f} of {free / GIB:.1f} GB free ({where})"
+    text = f"preset {preset.name}: takes {needed / GIB:.1f} GB of {free / GIB:.1f} GB free ({where})"
     if preset.n_ctx < presets.load(preset.name).n_ctx:
         text += f", with a context cut to {preset.n_ctx}"
     if preset.name == "demo" and plan.machine.kind == "cpu":

@@ -19,6 +19,7 @@ from support.cli_support import home
 
 from specgguf import SpeculativeLlama
 from specgguf.errors import ContextFull
+from specgguf.native.weights import Weights
 
 __all__ = ["home"]  # fixtures
 
@@ -107,13 +108,13 @@ def test_a_message_that_no_context_holds_is_dropped_unread(
 ) -> None:
     """From a conversation over a longer context, say: reading megabytes at each start takes seconds, or minutes."""
     read: list[int] = []
-    tokenize = SpeculativeLlama.tokenize
+    tokenize = Weights.tokenize
 
-    def seen(self: SpeculativeLlama, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
+    def seen(self: Weights, text: bytes, **keywords: bool) -> list[int]:
         read.append(len(text))
-        return tokenize(self, text, add_bos, special)
+        return tokenize(self, text, **keywords)
 
-    monkeypatch.setattr(SpeculativeLlama, "tokenize", seen)
+    monkeypatch.setattr(Weights, "tokenize", seen)
     conversation, err = talk_over(engine)
     conversation.resume([{"role": role, "content": "x" * 1_000_000} for role in ("user", "assistant")])
     assert send(conversation, "And now?").spans

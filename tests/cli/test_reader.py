@@ -287,3 +287,16 @@ def test_ctrl_z_and_back_while_an_answer_runs_keeps_the_keyboard_silent(start: S
     leave(screen)
     assert record(tmp_path)["pending"] == ""
     assert questions(tmp_path) == ["a story", "typed"]
+
+
+def test_a_window_that_is_closed_in_mid_answer_keeps_what_was_shown(start: Start, tmp_path: Path) -> None:
+    screen = start("slow", "chat")
+    screen.prompt()
+    screen.ask("a story")
+    screen.see("Once upon a time")
+    screen.child.close(force=False)  # the terminal is gone: SIGHUP, and nothing can be written to it
+    again = start("many", "chat", "--continue")
+    again.see("Once upon a time")
+    again.prompt()
+    leave(again)
+    assert questions(tmp_path) == ["a story"]

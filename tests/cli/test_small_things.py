@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from pathlib import Path
 from typing import Any
 
@@ -240,3 +241,11 @@ def test_answers_held_to_a_schema_or_a_grammar(run: Run, home: Path) -> None:
         ran = run("chat", *flags, "x", fake=fake)
         assert (ran.code, len(fake.asked)) == (exits.USAGE, 2)
         assert said in ran.err
+
+
+def test_presets_that_fit_begin_with_those_for_this_machine(run: Run) -> None:
+    from specgguf.fit.hardware import this_machine
+
+    rows = [json.loads(line) for line in run("presets", "list", "--fits", "--json").out.splitlines()]
+    mine = [row["device"] in (this_machine().kind, "any") for row in rows]
+    assert mine == sorted(mine, reverse=True)
