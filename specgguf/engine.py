@@ -95,7 +95,7 @@ class Engine:
         if config.temperature is not None:
             draft_params = replace(draft_params, temperature=config.temperature)
         transform = Transform(params, n_vocab=target.n_vocab, eog=target.eog, grammar=grammar)
-        draft_transform = Transform(draft_params, n_vocab=self._draft_vocab, eog=target.eog)
+        draft_transform = Transform(draft_params, n_vocab=self._draft_vocab, eog=target.eog, grammar=grammar)
 
         def begin(generation: Generation) -> tuple[Run, Fixed | Adaptive]:
             controller = self.controller(config)
@@ -113,6 +113,7 @@ class Engine:
                 stop_check=text,
                 verify=choose_rule(config.verify),
                 n_logprobs=params.logprobs,
+                grammar=grammar,
             )
             run.synchronise()
             self.last_stats = generation.stats

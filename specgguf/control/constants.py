@@ -6,6 +6,8 @@ the recordings and on the busy machine; docs/results/ablation.json has the whole
 
 from __future__ import annotations
 
+from specgguf.decode.records import FORCED
+
 # --- costs: each is a measurement of its own times one factor of the machine, learned from the same samples
 SAMPLE_NOISE = 0.05**2  # variance of one measured pass, relative
 LOAD_NOISE = 0.1**2  # of what was measured at load
@@ -18,7 +20,7 @@ PAD_BELOW = 0.95  # pad a batch where the larger one costs less than this much o
 DECAY = 0.98  # about the last fifty observations count
 PRIOR, PRIOR_WEIGHT = 0.8, 4.0  # optimistic: a few rounds cost little, never beginning costs everything
 CONFIDENCES = {0.0: 0.31, 0.3: 0.47, 0.5: 0.63, 0.7: 0.77, 0.85: 0.87, 0.95: 0.93, 0.99: 0.95}  # lower edge: prior
-MATCHES = {2: 0.4, 3: 0.5, 4: 0.65}  # length of the n-gram found: prior of what follows it
+MATCHES = {2: 0.4, 3: 0.5, 4: 0.65, FORCED: 0.99}  # length of the n-gram found: prior of what follows it
 
 NEW_TEXT = 0.5  # of the way back to the prior at a new turn
 

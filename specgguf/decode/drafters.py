@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Protocol
 
+from specgguf.errors import ConfigError
+
 from .records import Draft, KeepDrafting, ToDistribution
 from .sampling import Distribution, Logits, Rng, draw
 from .sequence import CachedSequence, Forward
@@ -52,6 +54,7 @@ class Drafter(Protocol):
         """How well this drafter would have done on the latest plain tokens: (confidence, Σ min(p, q)) of each.
 
         Args:
+            distribution: distribution(logits, text) is that after `text`, a prefix of `committed`.
             probs: probs[i] is the target's distribution that committed[len(committed) - len(probs) + i] was drawn from.
         """
 
@@ -96,7 +99,12 @@ class ModelDrafter:
         model.mark(len(pending) + n_max - 1)
         logits = (yield Forward(model, pending, 1))[0]
         while True:
-            q = distribution(logits, tokens)
+            try:
+                q = distribution(logits, tokens)
+            except ConfigError:
+                if not tokens:
+                    raise
+                break  # nothing that may follow is in the draft's vocabulary
             if not keep_drafting(len(tokens), q):
                 break
             tokens.append(draw(q, rng))
@@ -125,8 +133,8 @@ class ModelDrafter:
             return ()
         rows = yield Forward(model, pending, n)
         scores = []
-        for p, logits in zip(probs[-n:], rows, strict=True):
-            q = distribution(logits, ())
+        for i, (p, logits) in enumerate(zip(probs[-n:], rows, strict=True), len(committed) - n):
+            q = distribution(logits, committed[:i])
             scores.append((q.confidence, p.overlap(q)))
         if skips:
             model.reuse(committed[:kept])

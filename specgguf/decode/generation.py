@@ -17,7 +17,7 @@ from .drafters import Drafter
 from .ngrams import NgramDrafter
 from .records import Candidate, Chunk, Plan, Round
 from .run import Run, StopCheck
-from .sampling import Rng, Transform
+from .sampling import GrammarCursor, Rng, Transform
 from .sequence import CachedSequence
 from .stats import Stats
 from .step import step
@@ -167,6 +167,7 @@ def generate(
     max_tokens: int,
     verify: Rule = verify_token,
     n_logprobs: int | None = None,
+    grammar: GrammarCursor | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Iterator[Round]:
     """Rounds after `prompt`, of one sequence alone.
@@ -177,6 +178,7 @@ def generate(
         max_tokens: at most so many, and never more than the context holds.
         verify: the acceptance rule.
         n_logprobs: report log-probabilities with so many alternatives; None does not.
+        grammar: says which tokens must come; what may come is the transforms' to know.
 
     Raises:
         ConfigError: an empty prompt.
@@ -197,6 +199,7 @@ def generate(
         stop_check=stop_check,
         verify=verify,
         n_logprobs=n_logprobs,
+        grammar=grammar,
     )
     run.synchronise()
     try:

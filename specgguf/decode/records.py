@@ -16,6 +16,7 @@ from .sampling import Distribution, Logits
 ToDistribution = Callable[[Logits, Sequence[int]], Distribution]  # (logits, drafted tail) -> p or q
 KeepDrafting = Callable[[int, Distribution | None], bool]  # see `Plan`
 
+FORCED = 0  # the `match` of a candidate that no n-gram led to: a grammar leaves no other tokens
 PROBE_MAX = 16  # plain tokens that one probe can score
 
 
@@ -61,7 +62,7 @@ class Candidate:
 
     Attributes:
         tokens: the ids, at least one.
-        match: how long the n-gram was that led to them.
+        match: how long the n-gram was that led to them, or FORCED.
     """
 
     tokens: tuple[int, ...]
@@ -86,7 +87,7 @@ class Plan:
         n_max: draft at most so many tokens; 0 does not draft.
         keep_drafting: asked before token i is drawn, with the distribution it would be drawn from, and for i > 0 with
             None before the draft's pass that makes that distribution; False ends the draft.
-        source: "ngram" takes the n-gram candidate, else the drafter is asked.
+        source: "ngram" takes the candidate (of an n-gram, or forced), else the drafter is asked.
         probe: score so many of the last plain tokens with the draft model before this round; 0 does not.
         padding: how many dummies to add to a pass of the target over so many tokens, because a wider one is faster.
         notes: the controller's own, about the round in flight: given back to it with the round.

@@ -5,14 +5,17 @@ It decides nothing: a round over it is `step.speculate`.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from specgguf.config import DRAFT_MAX_LIMIT
+
 from .drafters import Drafter
 from .ngrams import NgramDrafter
-from .records import Candidate, Draft
-from .sampling import Distribution, Logits, Rng, Transform
+from .records import FORCED, Candidate, Draft
+from .sampling import Distribution, GrammarCursor, Logits, Rng, Transform
 from .sequence import CachedSequence
 from .verifier import Rule, verify_token
 
@@ -32,6 +35,7 @@ class Run:
         end: the most tokens that may be committed, the prompt's included.
         n_draft_prefilled: tokens that the draft model read in this round before its first draw.
         plain_probs: the target's distributions at the latest plain tokens, for a probe.
+        grammar: says which tokens must come, and so can be drafted for nothing.
         off_reason: why the draft model is not asked any more, in one line; "" where it is.
     """
 
@@ -48,6 +52,7 @@ class Run:
     verify: Rule = verify_token
     n_logprobs: int | None = None
     plain_probs: list[Distribution] = field(default_factory=list)
+    grammar: GrammarCursor | None = None
     off_reason: str = ""
 
     @property
@@ -57,8 +62,19 @@ class Run:
 
     @property
     def candidate(self) -> Candidate | None:
-        """What an n-gram of the text itself suggests now."""
-        return self.ngrams.candidate(self.committed) if self.ngrams is not None else None
+        """What can be drafted for nothing now: the tokens that must come, else what an n-gram of the text suggests."""
+        if self.ngrams is None:
+            return None
+        forced = self.forced
+        return Candidate(forced, FORCED) if forced else self.ngrams.candidate(self.committed)
+
+    @property
+    def forced(self) -> tuple[int, ...]:
+        """The tokens that must come now, as far as they are forced."""
+        if self.grammar is None:
+            return ()
+        tokens = self.grammar.forced(self.committed[self.n_prompt :])[:DRAFT_MAX_LIMIT]
+        return tuple(itertools.takewhile(lambda token: token < self.draft_transform.n_vocab, tokens))
 
     @property
     def reads_prompt(self) -> bool:
@@ -79,6 +95,10 @@ class Run:
         if self.drafter is not None:
             self.drafter.synchronise(self.committed)
             self.drafter = None
+
+    def q_after(self, logits: Logits, text: Sequence[int]) -> Distribution:
+        """The draft's distribution after `text`, which begins with the prompt."""
+        return self.draft_transform.distribution(logits, text[self.n_prompt :])
 
     def synchronise(self) -> None:
         """Roll both caches back to a prefix of committed[:-1]: what the next round builds on."""

@@ -141,10 +141,13 @@ def largest(logits: Logits, k: int) -> Ids:
 
 
 class GrammarCursor(Protocol):
-    """What sampling needs of a grammar: which ids may come next."""
+    """What decoding needs of a grammar: which ids may come next, and which must."""
 
     def mask(self, generated: Sequence[int]) -> npt.NDArray[np.uint8]:
         """The ids that may come after `generated`: bit `id % 8` of byte `id // 8`; the bytes reach over all ids."""
+
+    def forced(self, generated: Sequence[int]) -> Sequence[int]:
+        """The ids that must come after `generated`; none where there is a choice."""
 
 
 class Transform:

@@ -18,7 +18,7 @@ from specgguf.errors import BackendError, ConfigError
 from .drafters import PENDING_MAX
 from .records import PROBE_MAX, Draft, Plan, Round, TokenLogprob
 from .run import Rows, Run
-from .sampling import Logits, logprob
+from .sampling import Logits, logprob, one_hot
 from .sequence import Decode, Forward, decode_in_turn
 from .verifier import cut
 
@@ -74,21 +74,41 @@ def _probe(run: Run, plan: Plan) -> Generator[Forward, Logits, tuple[tuple[float
     if run.drafter is None or not plan.probe:
         return ()
     try:
-        return (yield from run.drafter.score(run.committed, run.plain_probs[-plan.probe :], run.q))
+        return (yield from run.drafter.score(run.committed, run.plain_probs[-plan.probe :], run.q_after))
     except (BackendError, ConfigError) as error:
         run.stop_drafting(error)
         return ()
 
 
 def _draft(run: Run, plan: Plan) -> Generator[Forward, Logits, Draft]:
-    drafter = run.ngrams if plan.source == "ngram" else run.drafter
-    if drafter is None or plan.n_max <= 0:
+    """What is had for nothing, or the tokens that must come and what the drafter proposes after them, in one block."""
+    if plan.n_max <= 0:
         return Draft()
+    if plan.source == "ngram":
+        tokens = run.candidate.tokens[: plan.n_max] if run.candidate is not None else ()
+        return Draft(tokens, (None,) * len(tokens), plan.source if tokens else "")
+    forced: list[int] = []
+    for token in run.forced[: plan.n_max]:
+        if not plan.keep_drafting(len(forced), one_hot(token)):
+            break
+        forced.append(token)
+    head = Draft(tuple(forced), (None,) * len(forced), "forced" if forced else "")
+    n_left = plan.n_max - len(forced)
+    if run.drafter is None or not n_left or (forced and not plan.keep_drafting(len(forced), None)):
+        return head
     try:
-        return (yield from drafter.propose(run.committed, plan.n_max, run.q, run.rng, plan.keep_drafting))
+        tail = yield from run.drafter.propose(
+            [*run.committed, *forced],
+            n_left,
+            lambda logits, drafted: run.q(logits, [*forced, *drafted]),
+            run.rng,
+            lambda i, q: plan.keep_drafting(len(forced) + i, q),
+        )
     except (BackendError, ConfigError) as error:  # of the draft model alone: plain decoding goes on
         run.stop_drafting(error)
-        return Draft()
+        return head
+    source = tail.source or head.source
+    return replace(tail, tokens=head.tokens + tail.tokens, probs=head.probs + tail.probs, source=source)
 
 
 def _read_pending(run: Run, draft: Draft) -> Generator[Forward, Logits, tuple[int, list[int]]]:

@@ -264,6 +264,9 @@ class Multiples:
         self.generated = list(generated)
         return np.packbits(np.arange(20000) % self.step == 0, bitorder="little")
 
+    def forced(self, generated: Sequence[int]) -> Sequence[int]:
+        return []
+
 
 @pytest.mark.parametrize("step", [1, 7, 400, 4999])
 @pytest.mark.parametrize("params", [{"top_k": 40}, {"top_k": 3, "top_p": 0.8}, {"top_k": 0}, {"temperature": 0.0}])

@@ -44,7 +44,8 @@ class Setting:
     stop: tuple[int, ...] = ()
     n_ctx: int = 64
     memory: str = "plain"
-    grammar: Callable[[], Any] | None = None
+    grammar: Callable[[], Any] | None = None  # with `forced`, its forced tokens are drafted
+    masks_draft: bool = False
     transform: Callable[..., Transform] = field(default=Transform)
 
     def transforms(self) -> tuple[Transform, Transform]:
@@ -53,7 +54,7 @@ class Setting:
         n_draft = min(self.v, self.v_draft)
         return (
             self.transform(self.params, n_vocab=self.v, eog=self.eog, grammar=grammar),
-            self.transform(draft_params, n_vocab=n_draft, eog=self.eog, grammar=None),
+            self.transform(draft_params, n_vocab=n_draft, eog=self.eog, grammar=grammar if self.masks_draft else None),
         )
 
     def models(self) -> tuple[FakeModel, FakeModel | None]:
@@ -107,6 +108,7 @@ def run(
         max_tokens=setting.length,
         verify=rule,
         ngrams=NgramDrafter(setting.v, setting.eog) if ngrams else None,
+        grammar=transform.grammar if hasattr(transform.grammar, "forced") else None,
         clock=clock or time.perf_counter,
     )
     for round in stream:

@@ -6,15 +6,15 @@ A grammar has dead ends where its last token is forbidden by something else; a d
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from loop import MakeController, Setting, fixed, run, script
+from loop import PLAIN, MakeController, Setting, fixed, run, script
 from support.enumeration import output_distribution, total_variation
 from support.fakes import FakeStopCheck, Table, random_table
 
-from specgguf.config import SamplingParams
 from specgguf.decode import step
 from specgguf.decode.sampling import Rng
 from specgguf.decode.verifier import RULES
@@ -86,7 +86,7 @@ SETTINGS = {
     "after a text": setting((1, 2), (0, 0)),
     "behind the end of the text": setting((2,), stop=(2,)),
     "at the end of generation": setting((0, 1), eog=frozenset({2})),
-    "by a bias": setting((1,), params=SamplingParams(-1.0, logit_bias={0: -np.inf}), draft_params=SamplingParams(-1.0)),
+    "by a bias": setting((1,), params=replace(PLAIN, logit_bias={0: -np.inf}), draft_params=PLAIN),
 }
 
 
@@ -130,7 +130,7 @@ def test_a_draft_model_that_fails_is_given_up(rule: Any, lengths: tuple[int, ...
 
 def test_a_draft_model_that_forbids_everything_is_given_up() -> None:
     p = random_table(1, 3)
-    nothing = SamplingParams(-1.0, logit_bias=dict.fromkeys(range(3), -np.inf))
+    nothing = replace(PLAIN, logit_bias=dict.fromkeys(range(3), -np.inf))
     failing = Setting(p, random_table(2, 3, of=p), draft_params=nothing)
     assert total_variation(outcomes(failing, fixed(2), RULES["block"]), plain(failing)) < EXACT
 
