@@ -18,7 +18,7 @@ from specgguf.decode.records import PROBE_MAX, Candidate, Plan, Round
 from specgguf.decode.sampling import Distribution
 
 from .acceptance import Acceptance
-from .constants import HORIZON, PLAIN_EVERY, PROBE_BUDGET
+from .constants import HORIZON, PROBE_BUDGET
 from .costs import Costs
 
 
@@ -112,7 +112,6 @@ class Adaptive:
         self._trace = trace
         self._first = True  # the round that reads the prompt comes next
         self._n_plain = 0  # plain tokens since the draft model last drafted or scored
-        self._n_drafted = 0  # drafted rounds since the last plain one
         self._n_context = self._n_read = 0  # committed tokens: now, and when the draft last read them all
 
     def new_turn(self) -> None:
@@ -164,16 +163,13 @@ class Adaptive:
         elif model <= plain:
             probes = self.has_model and self._n_plain >= self._probe_gap()
             flight.why, flight.probe = ("probe", PROBE_MAX) if probes else ("off", 0)
-        elif self._n_drafted >= PLAIN_EVERY:
-            flight.why = "measuring plain"
         else:
             flight.why, flight.n_max = "draft", k_max
             flight.speed = max(self.speeds(self.acceptance.survival(self.draft_max), self.costs.draft_s))
 
     def _model_speed(self, plain: float, n_draft_max: int) -> float:
         """The best speed with the draft model; says in `off_reason` why it is not above `plain`."""
-        missed = max(self._n_context - self._n_read, 0)
-        prefill_s = missed * self.costs.draft_prefill_s / min(max(missed, HORIZON), n_draft_max + 1)
+        prefill_s = self._prefill_s(n_draft_max)
         survival = self.acceptance.survival(self.draft_max)
         speed = max(self.speeds(survival, self.costs.draft_s, prefill_s)[1:])
         self.off_reason = ""
@@ -183,8 +179,19 @@ class Adaptive:
             self.off_reason = f"expected {speed / plain:.2f}x plain speed at {rate} acceptance"
             self.off_reason += "" if seen else ", which is assumed: nothing was drafted yet"
             if max(self.speeds(survival, self.costs.draft_s)[1:]) > plain:
-                self.off_reason += f", as the draft would have to read {missed:,} tokens first"
+                self.off_reason += f", as the draft would have to read {self._n_missed:,} tokens first"
         return speed
+
+    @property
+    def _n_missed(self) -> int:
+        """Tokens that the draft model would have to read before it could draft."""
+        return max(self._n_context - self._n_read, 0)
+
+    def _prefill_s(self, n_draft_max: int) -> float:
+        """Seconds of reading those, for each token of the output: as if as many followed as were missed, or some more
+        where those were few, but no more than may follow."""
+        follow = min(max(self._n_missed, HORIZON), n_draft_max + 1)
+        return self._n_missed * self.costs.draft_prefill_s / follow
 
     def _ngram_length(self, candidate: Candidate | None, k_max: int) -> tuple[int, float]:
         """How many of the candidate's tokens make the fastest round, and its speed."""
@@ -222,10 +229,8 @@ class Adaptive:
         self._n_context = round.n_context + len(round.tokens)
         if flight.confidences:
             self._n_read, self._n_plain = round.n_context, 0
-            self._n_drafted += 1
         elif not round.draft_n:
             self._n_plain = len(round.tokens) + (0 if flight.probe else self._n_plain)
-            self._n_drafted = 0
         if flight.n_max and not flight.confidences and not round.draft_n:
             self.off_reason = "the draft model cannot read on: its context is full, or it lacks a token of the text"
         elif round.draft_n:

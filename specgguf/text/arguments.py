@@ -110,16 +110,6 @@ class ToolRequest:
     is_required: bool = False
     grammar: Grammar | None = None
 
-    @property
-    def is_enforced(self) -> bool:
-        """Whether a call must come: its grammar sees to that, whatever the template tells of tools."""
-        return self.is_required or bool(self.forced)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Of the tools that may be called."""
-        return tuple(str(tool["function"]["name"]) for tool in self.tools or ())
-
 
 def tool_request(
     tools: Sequence[Mapping[str, Any]] | None,
