@@ -110,6 +110,11 @@ class ToolRequest:
     is_required: bool = False
     grammar: Grammar | None = None
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the tools that may be called."""
+        return tuple(str(tool["function"]["name"]) for tool in self.tools or ())
+
 
 def tool_request(
     tools: Sequence[Mapping[str, Any]] | None,
