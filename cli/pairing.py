@@ -7,7 +7,7 @@ for a preset without saying its size and asking. Loads no model.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,10 @@ from specgguf.errors import SpecggufError
 
 if TYPE_CHECKING:
     from specgguf.presets import ModelFile, Preset
+
+
+MEMORY_SHARE = 0.7  # of what is free: a model that takes more is not proposed
+LOOKED_AT = 8  # models, the largest first
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,12 @@ def pick(settings: Settings, status: StatusOutput, *, yes: bool = False) -> Pair
         drafts=settings["draft"] != "off",
         offline=settings["offline"] or hf_client.is_offline(),
     )
+    unnamed = not settings["model"] and settings["preset"] in (None, "auto") and settings["draft_model"] is None
+    if unnamed and not yes and not settings["offline"] and sys.stdin.isatty() and _missing(choice.references):
+        ref = _offer_what_is_here(status)
+        if ref:
+            settings.put("model", ref, "chosen at the start")
+            return pick(settings, status)
     keywords: dict[str, Any] = {}
     if choice.preset is not None:
         settings.under(preset_values(choice.preset), f"preset {choice.preset.name}")
@@ -78,11 +88,45 @@ def _resolve(ref: ModelFile | str, settings: Settings, status: StatusOutput) -> 
         return hub.resolve(ref, offline=settings["offline"] or None, progress=progress)
 
 
-def _consent(wanted: list[ModelFile | str], preset: str, settings: Settings, status: StatusOutput, yes: bool) -> None:
-    """Say what a preset would download, and ask."""
+def _offer_what_is_here(status: StatusOutput) -> str:
+    """Propose a pair that other programs brought already, before anything is downloaded; its model, or nothing."""
+    from specgguf.cli.settings import config_file
+
+    from specgguf.fit import draft_candidates
+    from specgguf.fit.hardware import this_machine
+    from specgguf.models import inventory
+
+    memory = max((device.free_bytes for device in this_machine().gpus), default=this_machine().cpu.free_bytes)
+    models = sorted((m for m in inventory.models() if m.bytes < MEMORY_SHARE * memory), key=lambda m: -m.bytes)
+    for model in models[:LOOKED_AT]:
+        draft = draft_candidates.best(model.path)
+        if draft is None:
+            continue
+        status.tell(f"{model.name} ({human_bytes(model.bytes)}) is here already, and {draft.name} can draft for it")
+        if not _agreed(status, "Talk to that?"):
+            return ""
+        status.say(f'model = "{model.name}" in {config_file()} makes it the default')
+        return model.name
+    return ""
+
+
+def _agreed(status: StatusOutput, question: str) -> bool:
+    with keyboard.given_back():
+        status.raw(f"{question} [Y/n] ")
+        answer = sys.stdin.readline()
+    return answer.strip().lower() in ("", "y", "yes")
+
+
+def _missing(wanted: Sequence[ModelFile | str]) -> list[ModelFile]:
+    """Those of a preset's files that are not here."""
     from specgguf.models import hub
 
-    missing = [m for m in wanted if not isinstance(m, str) and hub.cached(m) is None]
+    return [m for m in wanted if not isinstance(m, str) and hub.cached(m) is None]
+
+
+def _consent(wanted: list[ModelFile | str], preset: str, settings: Settings, status: StatusOutput, yes: bool) -> None:
+    """Say what a preset would download, and ask."""
+    missing = _missing(wanted)
     if not missing or settings["offline"]:
         return
     size = human_bytes(sum(m.bytes for m in missing))
@@ -95,10 +139,7 @@ def _consent(wanted: list[ModelFile | str], preset: str, settings: Settings, sta
     again = f"specgguf chat -p {preset} --yes"
     if not sys.stdin.isatty():
         raise SpecggufError(f"{size} would have to be downloaded, and nobody is here to ask", hint=again)
-    with keyboard.given_back():
-        status.raw("Download? [Y/n] ")
-        answer = sys.stdin.readline()
-    if answer.strip().lower() not in ("", "y", "yes"):
+    if not _agreed(status, "Download?"):
         raise SpecggufError("nothing was downloaded", hint="-m FILE uses a model that you have")
 
 

@@ -458,7 +458,7 @@ class SpeculativeLlama(LlamaNames):
     def _chat(self, call: Mapping[str, Any]) -> Completion:
         names = ("tools", "tool_choice", "response_format", "functions", "function_call")
         request = tool_request(*(call[name] for name in names))
-        if request.tools and not request.forced and not self._template.knows_tools:
+        if request.tools and not (request.forced or request.is_required or self._template.knows_tools):
             raise Unsupported("this model's chat template knows no tools", hint="force one with tool_choice")
         grammar = request.grammar if call["grammar"] is None else call["grammar"]
         n_top = (call["top_logprobs"] or 0) if call["logprobs"] else None

@@ -12,11 +12,13 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import llama_cpp
 import pytest
 from conftest import Pair
+from support import tiny
 from support.serve_support import WAIT_S, until
 
 from specgguf import Busy, Cancelled, ConfigError, ContextFull, SamplingParams, SpeculativeLlama
@@ -551,3 +553,19 @@ def test_a_fork_drops_a_suspended_stream_without_the_lock(llm: SpeculativeLlama,
     with ThreadPoolExecutor(1) as other, llm._engine.lock():
         assert other.submit(in_a_fork, child).result() == "False"
     assert is_sound(llm, reference)
+
+
+@pytest.mark.parametrize(("n_target", "n_draft"), [(40, 36), (36, 40)])
+def test_vocabularies_of_different_lengths(tiny_folder: Path, n_target: int, n_draft: int) -> None:
+    """The draft's settings and its distribution are cut to the ids that both have."""
+    files = [
+        tiny.write_llama(tiny_folder / f"length-{n}-{n_target}.gguf", tiny.numbered(n)) for n in (n_target, n_draft)
+    ]
+    bias = {n_target - 1: 3.0, n_target - 2: -float("inf")}
+    with SpeculativeLlama(*map(str, files), n_ctx=256, draft=3, **ONE) as llm:
+        params = SamplingParams(temperature=1.5, top_k=0, seed=3, logit_bias=bias, max_tokens=100, ignore_eos=True)
+        tokens = [token for round in llm.generate([1, 5, 6], params).rounds() for token in round.tokens]
+        assert len(tokens) == 100
+        assert n_target - 1 in tokens
+        assert n_target - 2 not in tokens
+        assert llm.last_stats.draft_n > 0

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from specgguf.cli import exits, open_pair
+from specgguf.cli import exits, open_pair, pairing
 from specgguf.cli.chat import attachments
 from specgguf.cli.chat.actions import keep
 from specgguf.cli.chat.saved import sessions
@@ -22,6 +23,8 @@ from support.cli_support import Run, converse, home, run
 from support.fake_engine import FakeEngine, pieces
 
 from specgguf.errors import Cancelled, ConfigError, ModelNotFound, Unsupported
+from specgguf.fit import draft_candidates
+from specgguf.models import inventory
 
 __all__ = ["converse", "home", "run"]  # fixtures
 
@@ -249,3 +252,17 @@ def test_presets_that_fit_begin_with_those_for_this_machine(run: Run) -> None:
     rows = [json.loads(line) for line in run("presets", "list", "--fits", "--json").out.splitlines()]
     mine = [row["device"] in (this_machine().kind, "any") for row in rows]
     assert mine == sorted(mine, reverse=True)
+
+
+@pytest.mark.parametrize(("said", "expected"), [("\n", "big"), ("n\n", "")])
+def test_what_is_here_is_proposed_before_a_download(
+    home: Path, monkeypatch: pytest.MonkeyPatch, said: str, expected: str
+) -> None:
+    found = [inventory.Found(name, home / name, size, "LM Studio") for name, size in (("small", 10), ("big", 20))]
+    monkeypatch.setattr(inventory, "models", lambda: found)
+    monkeypatch.setattr(draft_candidates, "best", lambda path: found[0] if path.name == "big" else None)
+    monkeypatch.setattr("sys.stdin", io.StringIO(said))
+    err = io.StringIO()
+    assert pairing._offer_what_is_here(StatusOutput(stream=err)) == expected
+    assert "big (20 bytes) is here already, and small can draft for it" in err.getvalue()
+    assert ("makes it the default" in err.getvalue()) == bool(expected)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import socket
 import threading
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -123,6 +125,62 @@ def test_tools_and_json(client: openai.OpenAI) -> None:
         model="tiny", messages=[{"role": "user", "content": "n"}], response_format=schema, temperature=0
     )
     assert isinstance(json.loads(said.choices[0].message.content or "")["ok"], bool)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_one_of_the_tools_must_be_called(client: openai.OpenAI, stream: bool) -> None:
+    ok = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+    tools: Any = [
+        {"type": "function", "function": {"name": name, "parameters": ok, "strict": True}}
+        for name in ("first", "other")
+    ]
+    keywords: Json = {"model": "tiny", "messages": [{"role": "user", "content": "n"}], "temperature": 0, "tools": tools}
+    reply: Any = client.chat.completions.create(**keywords, tool_choice="required", stream=stream)
+    if stream:
+        chunks = [chunk.choices[0] for chunk in reply]
+        calls = [call for choice in chunks for call in choice.delta.tool_calls or []]
+        assert chunks[-1].finish_reason == "tool_calls"
+    else:
+        calls = reply.choices[0].message.tool_calls
+        assert reply.choices[0].message.content is None
+        assert reply.choices[0].finish_reason == "tool_calls"
+    (call,) = calls
+    assert call.function.name in ("first", "other")
+    assert isinstance(json.loads(call.function.arguments)["ok"], bool)
+
+
+def test_schemas_are_strict_unless_they_say_no(client: openai.OpenAI) -> None:
+    schema = {"type": "array", "items": {"type": "boolean"}, "maxItems": 2, "uniqueItems": True}
+    keywords: Json = {"model": "tiny", "messages": [{"role": "user", "content": "n"}], "temperature": 0}
+    for strict in (None, True):
+        form: Any = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": strict}}
+        with pytest.raises(openai.BadRequestError, match="kept to the letter: uniqueItems"):
+            client.chat.completions.create(**keywords, response_format=form)
+    form["json_schema"]["strict"] = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        said: Any = client.chat.completions.create(**keywords, response_format=form)
+    assert len(json.loads(said.choices[0].message.content)) <= 2
+
+
+@pytest.mark.parametrize(
+    ("form", "pattern"),
+    [
+        ({"choice": ["yes", "no"]}, "yes|no"),
+        ({"regex": "[a-c]{2}x"}, "[a-c]{2}x"),
+        ({"grammar": 'root ::= "a" | "b"'}, "a|b"),
+        ({"json": {"const": 5}}, "5"),
+    ],
+    ids=str,
+)
+def test_structured_outputs_by_vllms_names(client: openai.OpenAI, form: Json, pattern: str) -> None:
+    said: Any = client.chat.completions.create(
+        model="tiny", messages=[{"role": "user", "content": "n"}], extra_body={"structured_outputs": form}
+    )
+    assert re.fullmatch(pattern, said.choices[0].message.content)
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model="tiny", prompt="n", extra_body={"structured_outputs": {"jsn": 5}})
+    assert caught.value.param == "structured_outputs"
 
 
 def test_errors_are_openais(client: openai.OpenAI) -> None:
