@@ -361,7 +361,7 @@ def test_what_was_not_measured_is_said_to_be_assumed() -> None:
 
 
 def test_what_a_checkpoint_reads_again_is_part_of_the_price() -> None:
-    """A memory that replays a lot after each rejection eats the gain: then drafting is off, and is not talked out of it by
+    """A memory that replays a lot after each rejection eats the gain: drafting is off, and not talked out of it by
     estimates that promise a gain again."""
     cheap, costly = controller(), controller()
     lengths = []
@@ -481,7 +481,7 @@ def test_ngrams_that_are_right_are_taken_and_others_are_not() -> None:
 
 @pytest.mark.parametrize("right", [True, False])
 def test_candidates_that_were_not_taken_say_whether_to_begin(right: bool) -> None:
-    """On a machine where a candidate must nearly always be right to pay, more often than is believed of one at first."""
+    """On a machine where a candidate must nearly always be right, more often than is believed of one at first."""
     made = controller(Q8, has_model=False)
     for _ in range(20):  # these were not
         made.acceptance.observe_match(4, (0.0,), 1)
