@@ -138,7 +138,7 @@ class IgnoresAcceptance(Adaptive):
 
 
 class NeverResumes(Adaptive):
-    """Does not look again once it rests."""
+    """Does not look again once drafting is off."""
 
     def plan(self, n_draft_max: int, candidate: Candidate | None = None) -> Plan:
         plan = super().plan(n_draft_max, candidate)
@@ -149,7 +149,7 @@ class NeverResumes(Adaptive):
 
 
 class AlwaysProbes(Adaptive):
-    """Looks again after every token of a rest."""
+    """Looks again after every plain token."""
 
     def _probe_gap(self) -> float:
         return 1.0
@@ -361,15 +361,15 @@ def test_what_was_not_measured_is_said_to_be_assumed() -> None:
 
 
 def test_what_a_checkpoint_reads_again_is_part_of_the_price() -> None:
-    """A memory that replays a lot after each rejection eats the gain: then it rests, and is not talked out of it by
+    """A memory that replays a lot after each rejection eats the gain: drafting is off, and not talked out of it by
     estimates that promise a gain again."""
-    cheap, dear = controller(), controller()
+    cheap, costly = controller(), controller()
     lengths = []
     for _ in range(200):
         drafted(cheap, GPU, (0.6, 0.3, 0.2, 0.1, 0.05))
-        lengths.append(drafted(dear, GPU, (0.6, 0.3, 0.2, 0.1, 0.05), prefill_s=0.03).n_max)
+        lengths.append(drafted(costly, GPU, (0.6, 0.3, 0.2, 0.1, 0.05), prefill_s=0.03).n_max)
     assert cheap.off_reason == ""
-    assert "x plain speed" in dear.off_reason
+    assert "x plain speed" in costly.off_reason
     assert sum(n > 0 for n in lengths) < 60
 
 
@@ -392,7 +392,7 @@ def test_near_the_best_fixed_length_where_rejections_are_read_again(machine: str
 
 
 def test_in_a_round_an_unsure_draft_stops_sooner() -> None:
-    """With a draft as dear as here, a token that will hardly be accepted is not paid for."""
+    """With a draft as costly as here, a token that will hardly be accepted is not paid for."""
 
     def length(confidence: float) -> int:
         made = controller(replace(Q8, verify_s=[0.062, 0.080, 0.098, 0.116, 0.134, 0.152]))
@@ -457,7 +457,7 @@ def test_a_fixed_length_is_fixed() -> None:
 # --- n-grams ----------------------------------------------------------------------------------------------
 
 
-def looked_up(made: Adaptive, machine: Machine, chance: float, match: int = 4, n: int = 8) -> Plan:
+def ngram_chances(made: Adaptive, machine: Machine, chance: float, match: int = 4, n: int = 8) -> Plan:
     plan = made.plan(100, Candidate(tuple(range(n)), match))
     k = plan.n_max if plan.source == "ngram" else 0
     survival = tuple(chance ** (i + 1) for i in range(k))
@@ -471,17 +471,17 @@ def test_ngrams_that_are_right_are_taken_and_others_are_not() -> None:
     """Without a draft model; a machine where wide passes are cheap, and one where they are not."""
     good, bad = controller(F16, has_model=False), controller(F16, has_model=False)
     for _ in range(60):
-        right = looked_up(good, F16, 0.95)
-        wrong = looked_up(bad, F16, 0.02)
+        right = ngram_chances(good, F16, 0.95)
+        wrong = ngram_chances(bad, F16, 0.02)
     assert (right.source, right.n_max) == ("ngram", D)
     assert wrong.n_max == 0
-    assert looked_up(controller(Q4, has_model=False), Q4, 0.9).n_max == 0
+    assert ngram_chances(controller(Q4, has_model=False), Q4, 0.9).n_max == 0
     assert controller(GPU, has_model=False).plan(100, None).n_max == 0
 
 
 @pytest.mark.parametrize("right", [True, False])
 def test_candidates_that_were_not_taken_say_whether_to_begin(right: bool) -> None:
-    """On a machine where a lookup must nearly always be right to pay, more often than is believed of one at first."""
+    """On a machine where a candidate must nearly always be right, more often than is believed of one at first."""
     made = controller(Q8, has_model=False)
     for _ in range(20):  # these were not
         made.acceptance.observe_match(4, (0.0,), 1)

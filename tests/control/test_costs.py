@@ -124,7 +124,7 @@ def test_noise_and_outliers_leave_the_median() -> None:
 
 @pytest.mark.parametrize("factor", [0.5, 2.0])
 def test_what_is_not_seen_follows(factor: float) -> None:
-    """A longer context, heat, other programs: the machine is slower for every width, also where it rests."""
+    """A longer context, heat, other programs: the machine is slower for every width, also where drafting is off."""
     costs = Costs(4, {1: 0.1, 4: 0.2}, 0.01, 0.002)
     for seconds in [0.1] * 30 + [0.1 * factor] * 60:
         costs.observe_verify(1, seconds)

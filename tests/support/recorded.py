@@ -63,7 +63,7 @@ class Recorded:
     def candidate(self, done: int) -> Candidate | None:
         return self._lookup.candidate(self.prompt + self.text[:done])
 
-    def looked_up(self, done: int, tokens: Sequence[int]) -> list[float]:
+    def ngram_chances(self, done: int, tokens: Sequence[int]) -> list[float]:
         """An offered token survives where the text has it."""
         return [float(self.text[done + i : done + i + 1] == [token]) for i, token in enumerate(tokens)]
 

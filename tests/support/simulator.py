@@ -73,10 +73,10 @@ class Script(Protocol):
         """The ids of `n` tokens after `done`."""
 
     def candidate(self, done: int) -> Candidate | None:
-        """What a lookup finds."""
+        """What an n-gram match finds."""
 
-    def looked_up(self, done: int, tokens: Sequence[int]) -> list[float]:
-        """The chances of an offer's tokens."""
+    def ngram_chances(self, done: int, tokens: Sequence[int]) -> list[float]:
+        """The chances of its tokens."""
 
 
 @dataclass
@@ -107,7 +107,7 @@ class Drawn:
     def candidate(self, done: int) -> None:
         return None
 
-    def looked_up(self, done: int, tokens: Sequence[int]) -> list[float]:
+    def ngram_chances(self, done: int, tokens: Sequence[int]) -> list[float]:
         return []
 
 
@@ -168,7 +168,7 @@ def _turn(
             probe_s = machine.draft_prefill_s * min(lag, len(probe) + 16) * load
         if plan.source == "ngram":
             assert candidate is not None
-            asked, chances = 0, script.looked_up(done, candidate.tokens[: plan.n_max])
+            asked, chances = 0, script.ngram_chances(done, candidate.tokens[: plan.n_max])
         else:
             asked, chances = _drafted(plan, script, done, source)
         survival = np.cumprod(chances) if chances else np.empty(0)
@@ -263,6 +263,6 @@ GPU = Machine([0.0200, 0.0204, 0.0208, 0.0212, 0.0216, 0.0220], 0.0030, draft_pr
 METAL = Machine([0.020, 0.036, 0.052, 0.068, 0.084, 0.100], 0.004, draft_prefill_s=0.0002)
 STEPS = Machine([0.050, 0.080, 0.080, 0.080, 0.080, 0.080], 0.004, draft_prefill_s=0.001)
 TILES = Machine([0.0445, 0.118, 0.150, 0.166, 0.245, 0.275, 0.297, 0.163], 0.0115, draft_prefill_s=0.0025)
-DEAR_DRAFT = Machine([0.030, 0.033, 0.036, 0.039, 0.042, 0.045], 0.024)
+COSTLY_DRAFT = Machine([0.030, 0.033, 0.036, 0.039, 0.042, 0.045], 0.024)
 
 CODE, JSON, EXPLAIN, STORY, HOSTILE = Text(0.93), Text(0.85), Text(0.6), Text(0.4, hard=0.3), Text(0.1, hard=0.15)

@@ -29,7 +29,7 @@ MACHINES = {
     "gpu": simulator.GPU,
     "metal": simulator.METAL,
     "steps": simulator.STEPS,
-    "dear-draft": simulator.DEAR_DRAFT,
+    "costly-draft": simulator.COSTLY_DRAFT,
     "growing": replace(F16, growth=1.0),
     "outliers": replace(Q8, outliers=0.03),
 }

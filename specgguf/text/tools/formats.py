@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -214,9 +214,3 @@ def _python_call(node: ast.expr, names: Collection[str]) -> ToolCall:
     if len(values) < len(node.keywords):
         raise ValueError
     return ToolCall(ast.unparse(node.func), json.dumps(values, ensure_ascii=False))
-
-
-def marks_in(texts: Collection[str]) -> Iterator[str]:
-    """Those of `texts` (of control tokens) that a format is made of: an answer's text must show them."""
-    known = "".join(m.begin + m.end for m in MARKS) + _DEEPSEEK.pattern + '[ARGS][CALL_ID]<escape><|"|>'
-    return (text for text in texts if text and text in known)
