@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from .runs import Sample
 
 PAYS = 1.05  # so much faster than plain is worth a word
+DISTURBED = 1.05  # a gain that is so much above what is possible was not one
 DIFFERS = 1.10  # a fixed length so much better than auto is worth naming
 
 
@@ -23,6 +24,8 @@ class Row:
     Attributes:
         speed, speed_low, speed_high: tokens per second: the median repeat, the slowest and the fastest.
         gain, gain_low, gain_high: times plain decoding, repeat by repeat; None where plain was not measured.
+        gain_max: tokens per timed forward pass. None of them is cheaper than a plain one, so no gain is above it: one
+            that is was measured while something else slowed plain decoding.
         acceptance: accepted over drafted tokens; by_position: of those reached. None, empty: nothing was drafted.
         draft_n: tokens drafted; mean_draft_n: per round that drafts any.
         off_share: of the rounds, those that drafted nothing.
@@ -40,6 +43,7 @@ class Row:
     gain: float | None
     gain_low: float | None
     gain_high: float | None
+    gain_max: float
     acceptance: float | None
     by_position: tuple[float, ...]
     tokens_per_pass: float
@@ -135,6 +139,7 @@ def row(samples: Sequence[Sample], plain: Sequence[Sample]) -> Row:
         gain=statistics.median(ratios) if ratios else None,
         gain_low=min(ratios, default=None),
         gain_high=max(ratios, default=None),
+        gain_max=_tokens_per_timed_pass(samples),
         acceptance=sum(s.draft_n_accepted for s in samples) / draft_n if draft_n else None,
         by_position=tuple(a / n if n else 0.0 for a, n in zip(accepted, reached, strict=True)),
         tokens_per_pass=sum(s.n_generated for s in samples) / n_rounds if n_rounds else 0.0,
@@ -144,6 +149,13 @@ def row(samples: Sequence[Sample], plain: Sequence[Sample]) -> Row:
         first_s=statistics.median(s.first_s for s in samples),
         host_share=1.0 - sum(native) / total_s if len(native) == len(samples) and total_s else None,
     )
+
+
+def _tokens_per_timed_pass(samples: Iterable[Sample]) -> float:
+    """The pass that reads the prompt is not timed where it gave a token for nothing."""
+    timed = [(s.n_timed, s.n_rounds - (s.n_timed < s.n_generated)) for s in samples]
+    n_passes = sum(n for _, n in timed)
+    return sum(n for n, _ in timed) / n_passes if n_passes > 0 else 1.0
 
 
 def _columns(lists: Sequence[Sequence[int]]) -> list[list[int]]:
@@ -160,6 +172,13 @@ def recommendation(rows: Sequence[Row]) -> Recommendation:
         return Recommendation(None, False, "too little was measured")
     best = auto if fixed is None or (auto is not None and _gain(auto) * DIFFERS >= _gain(fixed)) else fixed
     assert best is not None
+    if best.draft_n and (best.gain or 0.0) > best.gain_max * DISTURBED:
+        return Recommendation(
+            None,
+            False,
+            f"not known: {best.gain:.2f}× was measured, and {best.gain_max:.2f} tokens per forward pass allow no more; "
+            "the machine was disturbed, measure again",
+        )
     if _gain(best) >= PAYS and best.draft_n:
         return _on(best, auto)
     judged = fixed or best  # auto does not show what drafting would cost: it turns it off
@@ -188,4 +207,5 @@ def _off(judged: Row, auto: Row | None) -> Recommendation:
 
 
 def _gain(row: Row) -> float:
-    return row.gain or 0.0
+    """Never above what the row's own figures allow."""
+    return min(row.gain or 0.0, row.gain_max)

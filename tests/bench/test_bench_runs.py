@@ -221,10 +221,12 @@ def test_a_model_without_a_template_gets_the_text_itself() -> None:
 def samples(
     draft: int | str, speeds: Sequence[float], *, accepted: float | None = None, resting: float = 0.0
 ) -> list[Sample]:
-    """A sample per repeat, of 100 tokens at these speeds; drafts of 4 tokens unless resting."""
+    """A sample per repeat, of 100 rounds at these speeds; drafts of 4 tokens unless drafting is off."""
     drafts = draft != "off" and accepted is not None
     n_plain = round(100 * resting) if drafts else 100
     draft_n = 4 * (100 - n_plain)
+    n_accepted = round(draft_n * (accepted or 0.0))
+    n_tokens = 100 + n_accepted
     return [
         Sample(
             engine="specgguf",
@@ -235,14 +237,14 @@ def samples(
             temperature=0.8,
             seed=r,
             n_prompt=10,
-            n_generated=100,
-            n_timed=100,
+            n_generated=n_tokens,
+            n_timed=n_tokens,
             first_s=1.0,
-            total_s=1.0 + 100 / tokens_per_s,
+            total_s=1.0 + n_tokens / tokens_per_s,
             prompt_s=1.0,
             n_rounds=100,
             draft_n=draft_n,
-            draft_n_accepted=round(draft_n * (accepted or 0.0)),
+            draft_n_accepted=n_accepted,
             rounds_by_draft_n=(n_plain, 0, 0, 0, 100 - n_plain),
         )
         for r, tokens_per_s in enumerate(speeds)
@@ -277,6 +279,16 @@ def test_recommendations(others: list[tuple[Any, list[float], Any, float]], draf
     (only,) = report(measured)
     assert (only.recommendation.draft, only.recommendation.sure) == (draft, sure)
     assert only.recommendation.text.startswith(text)
+
+
+def test_no_gain_is_claimed_above_what_its_own_figures_allow() -> None:
+    """1.54 times plain at 1.4 tokens a forward pass: plain decoding was disturbed."""
+    (only,) = report([*PLAIN, *samples("auto", [15.4] * 3, accepted=0.1)])
+    assert only.rows[1].gain_max == pytest.approx(1.4)
+    assert (only.recommendation.draft, only.recommendation.sure) == (None, False)
+    assert only.recommendation.text.startswith("not known: 1.54× was measured, and 1.40 tokens per forward pass")
+    (close,) = report([*PLAIN, *samples("auto", [14.2] * 3, accepted=0.1)])
+    assert close.recommendation.text.startswith("on, K about 4, 1.40×")
 
 
 def test_without_plain_runs_nothing_is_claimed() -> None:
