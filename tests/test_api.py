@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +26,7 @@ from specgguf.decode.run import Run
 from specgguf.engine import Engine
 from specgguf.errors import SpecggufError
 from specgguf.grammar.cursor import compile_grammar
-from specgguf.native import backend, context
+from specgguf.native import backend, sequence
 from specgguf.native.sequence import common_prefix
 from specgguf.text.detokenize import Detokenizer
 from specgguf.text.stream import ChunkStream
@@ -439,7 +440,8 @@ def test_what_was_cached_and_what_was_read_add_up(make: Make, memory: str) -> No
 def test_a_decode_that_fails_once_does_not_spoil_the_next_answer(
     make: Make, memory: str, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In either model, in any phase: a clear error, and then the text of an engine that had none."""
+    """In the target: a clear error, and then the text of an engine that had none. In the draft: the text all the same,
+    and drafting is off for what is left of it, unless it was an abort."""
     llm = make(memory)
     wanted = complete(llm)["choices"]
     decode = backend.decode
@@ -455,8 +457,12 @@ def test_a_decode_that_fails_once_does_not_spoil_the_next_answer(
 
         with monkeypatch.context() as patch:
             patch.setattr(backend, "decode", failing)
-            with pytest.raises(SpecggufError, match=r"stopped|no room|failed to decode"):
-                complete(llm)
+            try:
+                assert complete(llm)["choices"] == wanted
+                assert "the draft model failed" in llm.last_stats.off_reason
+            except SpecggufError as error:
+                assert re.search("stopped|no room|failed to decode", str(error))  # noqa: PT017
+                assert not llm.last_stats.off_reason
         assert complete(llm)["choices"] == wanted
         if fail_at % 2:
             llm.reset()
@@ -572,7 +578,7 @@ def test_a_cache_that_keeps_what_the_text_lost_is_seen(make: Make, monkeypatch: 
     llm = make()
     wanted = conversation(llm)
     llm.reset()
-    monkeypatch.setattr(context, "common_prefix", lambda a, b: min(common_prefix(a, b) + 1, len(a), len(b)))
+    monkeypatch.setattr(sequence, "common_prefix", lambda a, b: min(common_prefix(a, b) + 1, len(a), len(b)))
     assert conversation(llm) != wanted
 
 

@@ -89,7 +89,7 @@ def test_a_draft_model_that_fails_is_given_up_for_the_answer(
         patch.setattr(llm._engine.draft_model, "extend", failing)
         assert text(llm) == text(reference)
         assert llm.last_stats.draft_n == 0
-        assert llm.last_stats.off_reason == "drafting is off: the draft model failed: no numbers"
+        assert llm.last_stats.off_reason == "the draft model failed: no numbers"
     assert text(llm) == text(reference)
     assert llm.last_stats.draft_n > 0
 

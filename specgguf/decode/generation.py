@@ -120,7 +120,7 @@ class Generation:
             for round in self._rounds:
                 chunks = self._text.chunks(round)
                 if round.finish_reason is not None:
-                    chunks = [*chunks, *self._text.flush()]
+                    chunks = [*chunks, *self._text.flush()] or [Chunk("", -1)]
                     chunks[-1] = replace(chunks[-1], finish_reason=round.finish_reason)
                 yield from chunks
                 if round.finish_reason is not None:

@@ -91,7 +91,7 @@ class Run:
 
     def stop_drafting(self, error: Exception) -> None:
         """The draft model failed: what is left of this answer is generated without it."""
-        self.off_reason = f"drafting is off: the draft model failed: {error}"
+        self.off_reason = f"the draft model failed: {error}"
         if self.drafter is not None:
             self.drafter.synchronise(self.committed)
             self.drafter = None
