@@ -116,9 +116,10 @@ class Turns:
                 free()
 
     def cancel(self) -> None:
-        """`Generation.cancel` for what runs, and for what was asked for last."""
+        """`Generation.cancel` for what runs, and for what was asked for last; a reading outside any generation ends."""
         for generation in self._generations():
             generation.cancel()
+        self.interrupt()
 
     def stop(self) -> None:
         """`Generation.stop` for what runs, and for what was asked for last."""

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from conftest import Pair
 
-from specgguf import ContextFull, SpeculativeLlama
+from specgguf import Cancelled, ContextFull, SpeculativeLlama
+from specgguf.native import backend
 from specgguf.scoring import score
 
 
@@ -65,3 +66,22 @@ def test_echo_with_log_probabilities(llm: SpeculativeLlama) -> None:
 def test_a_text_longer_than_the_context_is_refused(llm: SpeculativeLlama) -> None:
     with pytest.raises(ContextFull):
         score(llm._engine, [5] * 300, 0)
+
+
+def test_a_reading_outside_any_generation_is_cancelled(llm: SpeculativeLlama, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt = llm.tokenize(b"a word list of some length, longer than one pass of outputs" * 3)
+    decode, calls = backend.decode, 0
+
+    def cancelling(*arguments: Any) -> int:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            llm.cancel()
+        return decode(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "decode", cancelling)
+        with pytest.raises(Cancelled):
+            score(llm._engine, prompt, 0)
+    assert calls == 2
+    assert len(score(llm._engine, prompt, 0)) == len(prompt), "the next one is read whole"
