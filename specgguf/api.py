@@ -14,6 +14,7 @@ import time
 import uuid
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Unpack, overload
 
@@ -487,6 +488,11 @@ class SpeculativeLlama(LlamaNames):
         if isinstance(result, dict):
             return ChatCompletion(**result)
         return (ChatCompletionChunk(**chunk) for chunk in result)
+
+    def each_generation(self, told: Callable[[Generation], None]) -> AbstractContextManager[None]:
+        """A context in which `told` gets every generation that this thread asks for, before it begins: to cancel or
+        stop just that one from another thread, whenever it is."""
+        return self._engine.each_generation(told)
 
     def cancel(self) -> None:
         """Stop the running generation, from any thread or a signal handler: it raises Cancelled within a round,

@@ -6,7 +6,7 @@ business. It speaks tokens: text, messages and dicts are `api`'s.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -149,6 +149,10 @@ class Engine:
             )
         self._adaptive.new_turn()
         return self._adaptive
+
+    def each_generation(self, told: Callable[[Generation], None]) -> AbstractContextManager[None]:
+        """Inside it, `told` gets every generation that this thread asks for, before it begins."""
+        return self._turns.each_generation(told)
 
     def cancel(self) -> None:
         """`Generation.cancel` for what runs, and for what was asked for last."""

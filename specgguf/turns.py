@@ -44,6 +44,7 @@ class Turns:
         self._models = models
         self._lock = threading.RLock()
         self._current: list[weakref.ref[Generation]] = []  # the one that runs, and the one that was asked for last
+        self._told = threading.local()
         self._pid = os.getpid()
 
     @contextlib.contextmanager
@@ -76,6 +77,18 @@ class Turns:
     def ask_for(self, generation: Generation) -> None:
         """`generation` is the one that was asked for last: `cancel` and `stop` reach it, though it has not begun."""
         self._current = [*self._current[:1], weakref.ref(generation)]
+        told: Callable[[Generation], None] | None = getattr(self._told, "call", None)
+        if told is not None:
+            told(generation)
+
+    @contextlib.contextmanager
+    def each_generation(self, told: Callable[[Generation], None]) -> Iterator[None]:
+        """Inside it, `told` gets every generation that this thread asks for, before it begins."""
+        self._told.call = told
+        try:
+            yield
+        finally:
+            self._told.call = None
 
     def take_over(self, turn: Turn, generation: Generation) -> None:
         """The caches are `turn`'s from now on."""

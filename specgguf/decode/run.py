@@ -33,7 +33,6 @@ class Run:
 
     Attributes:
         end: the most tokens that may be committed, the prompt's included.
-        n_draft_prefilled: tokens that the draft model read in this round before its first draw.
         plain_probs: the target's distributions at the latest plain tokens, for a probe.
         grammar: says which tokens must come, and so can be drafted for nothing.
         off_reason: why the draft model is not asked any more, in one line; "" where it is.

@@ -9,7 +9,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from starlette.requests import ClientDisconnect, Request
@@ -39,8 +40,8 @@ class Engine(Protocol):
     @property
     def decode_s(self) -> float: ...
     def n_ctx(self) -> int: ...
+    def each_generation(self, told: Callable[[Any], None]) -> AbstractContextManager[None]: ...
     def cancel(self) -> None: ...
-    def stop(self) -> None: ...
 
 
 class Answers:

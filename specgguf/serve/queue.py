@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from typing import Any, Protocol
 
 from specgguf.errors import Cancelled, SpecggufError
@@ -21,7 +21,6 @@ from specgguf.errors import Cancelled, SpecggufError
 Json = dict[str, Any]
 Work = Callable[[], Json | Generator[Json, None, None]]
 
-RETRY_S = 0.1  # a cancel that comes before the engine has begun is lost: it is said again until the job ends
 FINISH_S = 3.0  # a job asked to finish is cancelled after so long: it still reads its prompt
 
 
@@ -34,10 +33,17 @@ class Closing(SpecggufError):
 
 
 class Stoppable(Protocol):
-    """What the worker needs of `api.SpeculativeLlama`."""
+    """What a job needs of a `Generation`."""
 
     def cancel(self) -> None: ...
     def stop(self) -> None: ...
+
+
+class Engine(Protocol):
+    """What the worker needs of `api.SpeculativeLlama`."""
+
+    def each_generation(self, told: Callable[[Any], None]) -> AbstractContextManager[None]: ...
+    def cancel(self) -> None: ...
 
 
 class Job:
@@ -53,7 +59,8 @@ class Job:
         self.client = client
         self.ran = False
         self.began, self.ended = asyncio.Event(), asyncio.Event()
-        self.cancelled = False
+        self.cancelled = self.finishing = False
+        self.generation: Stoppable | None = None  # the one that is made for this job now
         self.told_at = 0.0  # when it began or gave its latest dict, on time.monotonic's clock
         self.stopped_at: float | None = None  # when it was first asked to stop
         self._reason: Exception | None = None
@@ -74,12 +81,24 @@ class Job:
                 raise self._error
         return item
 
-    def stop(self, reason: Exception | None) -> None:
-        """Leave a word why this job is stopped: raised by `next` instead of Cancelled."""
+    def stop(self, reason: Exception | None, *, finish: bool) -> None:
+        """Stop the generation that is made for it, or as soon as there is one; `reason` is raised by `next` instead of
+        Cancelled."""
         self._reason = self._reason or reason
         self.stopped_at = self.stopped_at or time.monotonic()
+        self.finishing, self.cancelled = True, self.cancelled or not finish
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        if self.generation is not None and self.finishing:
+            (self.generation.cancel if self.cancelled else self.generation.stop)()
 
     # --- called by the worker -----------------------------------------------------------------------------
+
+    def hold(self, generation: Stoppable) -> None:
+        """A generation was asked for. In this order: a `stop` that comes now finds it, an earlier one is heard."""
+        self.generation = generation
+        self._pass_on()
 
     def tell(self, item: Json) -> None:
         self.told_at = time.monotonic()
@@ -110,18 +129,17 @@ class Worker:
     """The thread that runs jobs, one at a time.
 
     Args:
-        engine: what a running job is stopped through.
+        engine: tells which generations a job asks for.
         n_max: the most jobs that may wait.
     """
 
-    def __init__(self, engine: Stoppable, *, n_max: int) -> None:
+    def __init__(self, engine: Engine, *, n_max: int) -> None:
         self._engine = engine
         self._n_max = n_max
         self._queues: dict[str, deque[Job]] = {}  # by client; the first one is served next
         self._running: Job | None = None
         self._closed = False
         self._changed = threading.Condition()
-        self._retrying: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -162,32 +180,24 @@ class Worker:
         self._stop(job, reason, finish=True)
 
     def _stop(self, job: Job, reason: Exception | None, *, finish: bool) -> None:
-        job.stop(reason)
         with self._changed:
-            job.cancelled = job.cancelled or not finish
             waiting = self._queues.get(job.client)
             if waiting is not None and job in waiting:
                 waiting.remove(job)
                 if not waiting:
                     del self._queues[job.client]
+                job.stop(reason, finish=finish)
                 job.end(Cancelled("stopped while waiting"))
                 return
-        if not job.ended.is_set():
-            task = asyncio.ensure_future(self._retry(job, finish))
-            self._retrying.add(task)
-            task.add_done_callback(self._retrying.discard)
+            job.stop(reason, finish=finish)
+            if self._running is job and job.generation is None and job.cancelled:
+                self._engine.cancel()  # it may read a prompt to score it
+        if finish and not job.ended.is_set():
+            asyncio.get_running_loop().call_later(FINISH_S, self._give_up, job)
 
-    async def _retry(self, job: Job, finish: bool) -> None:
-        """Tell the engine until the job has ended. Never another job: the lock is held while it is told."""
-        n_left = FINISH_S / RETRY_S if finish else 0
-        while not job.ended.is_set():
-            with self._changed:
-                if self._running is job:
-                    job.cancelled = job.cancelled or n_left <= 0
-                    (self._engine.stop if n_left > 0 else self._engine.cancel)()
-            n_left -= 1
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(job.ended.wait(), RETRY_S)
+    def _give_up(self, job: Job) -> None:
+        if not job.ended.is_set():
+            self.cancel(job)
 
     def close(self) -> None:
         """Take no more jobs and end those that wait; the running one goes on."""
@@ -231,15 +241,16 @@ class Worker:
 
     def _do(self, job: Job) -> BaseException | None:
         try:
-            result = job.work()
-            if isinstance(result, dict):
-                job.tell(result)
-                return None
-            with closing(result):
-                for item in result:
-                    if job.cancelled:
-                        raise Cancelled("stopped")
-                    job.tell(item)
+            with self._engine.each_generation(job.hold):
+                result = job.work()
+                if isinstance(result, dict):
+                    job.tell(result)
+                    return None
+                with closing(result):
+                    for item in result:
+                        if job.cancelled:
+                            raise Cancelled("stopped")
+                        job.tell(item)
         except BaseException as error:
             return error
         return None

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import replace
 
 from specgguf.decode.records import Chunk, TokenLogprob
 
@@ -81,7 +80,7 @@ class Detokenizer:
         """
         fresh, self._fresh = self._fresh, []
         return [
-            replace(chunk, from_draft=i < n_from_draft, logprob=logprobs[i] if logprobs else None)
+            Chunk(chunk.text, chunk.token, i < n_from_draft, logprob=logprobs[i] if logprobs else None)
             for i, chunk in enumerate(fresh)
         ]
 

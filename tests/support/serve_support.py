@@ -8,7 +8,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,23 +107,40 @@ def events(text: str) -> list[Json]:
     return [json.loads(line) for line in data[:-1]]
 
 
+class _Handle:
+    """One call's generation: what is said to it once it has ended is said to nobody."""
+
+    def __init__(self, engine: Scripted) -> None:
+        self._engine = engine
+
+    def cancel(self) -> None:
+        if self._engine._current is self:
+            self._engine.cancel()
+
+    def stop(self) -> None:
+        if self._engine._current is self:
+            self._engine.stop()
+
+
 class Scripted:
     """An engine whose answers come when the test lets them: `step` lets one token out, `open` all of them.
 
     Each call is noted; `in_prefill` makes calls hang before their first token until they are cancelled.
     """
 
-    def __init__(self, *, n_tokens: int = 3, in_prefill: bool = False, deaf: int = 0) -> None:
+    def __init__(self, *, n_tokens: int = 3, in_prefill: bool = False, deaf: bool = False) -> None:
         self.stats = Stats()
         self.decode_s = 0.0
         self.calls: list[Json] = []
         self.said: list[str] = []  # what became of the calls: "cancelled", "finished", "closed" or "whole"
         self.n_cancels = 0
         self._n_tokens, self._in_prefill = n_tokens, in_prefill
-        self._deaf = deaf  # so many cancels are lost, as those that come before a generation has begun
+        self._deaf = deaf  # hears no cancel
         self._changed = threading.Condition()
+        self._told: Callable[[Any], None] = lambda generation: None
         self._allowed = 0
         self._wish = ""
+        self._current: _Handle | None = None
         self.begun = threading.Semaphore(0)
 
     def n_ctx(self) -> int:
@@ -137,9 +154,14 @@ class Scripted:
     def open(self) -> None:
         self.step(10**9)
 
+    @contextlib.contextmanager
+    def each_generation(self, told: Callable[[Any], None]) -> Iterator[None]:
+        self._told = told
+        yield
+
     def cancel(self) -> None:
         self.n_cancels += 1
-        if self.n_cancels > self._deaf:
+        if not self._deaf:
             self._wishes("cancel")
 
     def stop(self) -> None:
@@ -166,6 +188,8 @@ class Scripted:
     def _generate(self, keywords: Json) -> Iterator[Json]:
         self.calls.append(keywords)
         self._wish = ""
+        self._current = _Handle(self)
+        self._told(self._current)
         self.begun.release()
         n, reason = 0, "stop"
         try:
@@ -182,6 +206,8 @@ class Scripted:
         except GeneratorExit:
             self.said.append("closed")
             raise
+        finally:
+            self._current = None
         self.said.append("whole" if reason == "stop" else "finished")
         usage = {"prompt_tokens": 1, "completion_tokens": n, "total_tokens": n + 1}
         yield {**HEAD, "choices": [{"index": 0, "delta": {}, "finish_reason": reason}], "usage": usage}
