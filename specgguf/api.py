@@ -290,8 +290,7 @@ class SpeculativeLlama(LlamaNames):
         max_tokens = n_left if params.max_tokens is None or params.max_tokens <= 0 else min(params.max_tokens, n_left)
         grammar = None
         if params.grammar is not None:
-            with self._pair.weights.in_use() as weights:
-                grammar = compile_grammar(params.grammar, weights.grammar_tokenizer)
+            grammar = compile_grammar(params.grammar, self._pair.weights)
         detokenizer = Detokenizer(self._piece, eog=self._engine.target.eog, stop=params.stop, max_tokens=max_tokens)
         return self._engine.generate(
             prompt,

@@ -23,11 +23,11 @@ from support import models, tiny
 from specgguf import SamplingParams, SpeculativeLlama
 from specgguf.config import DraftConfig
 from specgguf.decode.run import Run
+from specgguf.decode.sequence import common_prefix
 from specgguf.engine import Engine
 from specgguf.errors import SpecggufError
 from specgguf.grammar.cursor import compile_grammar
 from specgguf.native import backend, sequence
-from specgguf.native.sequence import common_prefix
 from specgguf.text.detokenize import Detokenizer
 from specgguf.text.stream import ChunkStream
 
@@ -213,7 +213,7 @@ def test_a_grammar_with_a_draft_that_does_not_know_the_ends(make: Make) -> None:
     n_drafted = 0
     for seed in range(20):
         params = SamplingParams(temperature=1.0, seed=seed, logit_bias=ends)
-        grammar = compile_grammar("root ::= [a-z]*", llm._pair.weights.grammar_tokenizer)
+        grammar = compile_grammar("root ::= [a-z]*", llm._pair.weights)
         text = ChunkStream(Detokenizer(llm._piece, eog=target.eog, max_tokens=30))
         prompt = llm.tokenize(ASK.encode())
         rounds = list(engine.generate(prompt, params, text=text, grammar=grammar, max_tokens=30).rounds())

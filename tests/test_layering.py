@@ -19,8 +19,8 @@ import specgguf
 ROOT = Path(__file__).resolve().parent.parent
 
 ORDER = """
-errors config presets models native fit decode control grammar text turns engine scoring loading llama_names calls api
-llm_plugin serve bench cli
+errors config presets models decode native fit control grammar text turns engine scoring loading llama_names
+calls api llm_plugin serve bench cli
 """.split()
 CLI_ORDER = "terminal exits options flags interrupts keyboard settings pairing open_pair chat commands main".split()
 FILES_MAX = 10  # of a folder, beside __init__
@@ -192,6 +192,11 @@ def loaded_after(code: str) -> set[str]:
 
 def test_importing_the_package_costs_nothing() -> None:
     assert not loaded_after("import specgguf; specgguf.SamplingParams(); specgguf.ConfigError") & HEAVY
+
+
+@pytest.mark.parametrize("module", ["grammar.cursor", "decode.run", "control.controller"])
+def test_what_is_pure_needs_no_llama_cpp(module: str) -> None:
+    assert "llama_cpp" not in loaded_after(f"import specgguf.{module}")
 
 
 @pytest.mark.parametrize("arguments", [[], ["chat"], ["bench"], ["serve"], ["models"], ["presets"]], ids=str)

@@ -198,7 +198,7 @@ class Transform:
         logits = self._adjusted(logits[: self.n_vocab], generated)
         params = self.params
         if params.temperature == 0.0:
-            ids = self._candidates(logits, GREEDY_SEEN if self.grammar is None else 1, generated)
+            ids = self._candidates(logits, GREEDY_SEEN, generated, enough=1)
             return Distribution(ids[:1], np.ones(1), float(1.0 / np.exp(logits[ids] - logits[ids[0]]).sum()))
         if params.temperature < 0.0:
             ids = self._candidates(logits, 0, generated)
@@ -238,10 +238,10 @@ class Transform:
             logits[ids] = scores
         return logits
 
-    def _candidates(self, logits: Logits, k: int, generated: Sequence[int]) -> Ids:
-        """The k best legal ids in descending order (all when k <= 0); at least one."""
+    def _candidates(self, logits: Logits, k: int, generated: Sequence[int], enough: int | None = None) -> Ids:
+        """The k best legal ids in descending order (all when k <= 0), or at least the `enough` best."""
         if self.grammar is not None:
-            return self._legal(logits, k, generated)
+            return self._legal(logits, k, k if enough is None else enough, generated)
         ids = largest(logits, k)
         if logits[ids[-1]] == -np.inf:
             ids = ids[logits[ids] > -np.inf]
@@ -249,14 +249,14 @@ class Transform:
             raise ConfigError("logit_bias forbids every token")
         return ids
 
-    def _legal(self, logits: Logits, k: int, generated: Sequence[int]) -> Ids:
+    def _legal(self, logits: Logits, k: int, enough: int, generated: Sequence[int]) -> Ids:
         """As `_candidates`, under the grammar. The same ids as masking everything first, but mostly the few best
-        hold k legal ones; where the grammar is narrow, only what it allows is looked at."""
+        hold enough legal ones; where the grammar is narrow, only what it allows is looked at."""
         assert self.grammar is not None
         mask = self.grammar.mask(generated)
         best = largest(logits, LOOKED_AT)
         ids: Ids = best[(mask[best >> 3] >> (best & 7) & 1).astype(bool)]
-        if not 0 < k <= len(ids):
+        if not 0 < enough <= len(ids):
             allowed = np.flatnonzero(np.unpackbits(mask, count=len(logits), bitorder="little"))
             ids = allowed[largest(logits[allowed], k)].astype(np.int32) if len(allowed) else ids[:0]
         ids = ids[logits[ids] > -np.inf]

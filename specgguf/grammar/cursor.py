@@ -11,13 +11,16 @@ import inspect
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from specgguf.config import one_line
+from specgguf.decode.sequence import common_prefix
 from specgguf.errors import BackendError, ConfigError
-from specgguf.native.sequence import common_prefix
 
-from .sources import read_grammar
+from .sources import check_length, read_grammar
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 COMPILE_S = 2.0
-SOURCE_MAX = 2**18  # characters
+COMPILERS_MAX = 2  # at once; nothing can end one that is past its deadline, so it counts until it ends by itself
 STACK = 2**28  # bytes: llguidance recurses once for each rule of a chain, about 8 kB each; only what is used is taken
 N_KEPT = 32  # masks kept behind the newest one: more than the longest draft
 
@@ -100,26 +103,39 @@ class GrammarCursor:
             raise ConfigError(f"the grammar cannot be followed here: {why}", hint="use a simpler one")
 
 
-def compile_grammar(grammar: Any, tokenizer: Any) -> GrammarCursor:
+class Vocabulary(Protocol):
+    """What compiling needs of a loaded model."""
+
+    @property
+    def grammar_tokenizer(self) -> Any:
+        """Its tokens as llguidance reads them; it points into the loaded file."""
+
+    def in_use(self) -> AbstractContextManager[object]:
+        """Keeps the file loaded for the block; ConfigError once it was closed."""
+
+
+def compile_grammar(grammar: Any, vocabulary: Vocabulary) -> GrammarCursor:
     """A grammar over a vocabulary, before the first token. What a lenient JSON schema does not keep to is named in a
     UserWarning.
 
     Args:
         grammar: see `read_grammar`.
-        tokenizer: `Weights.grammar_tokenizer`.
+        vocabulary: `Weights`.
 
     Raises:
-        ConfigError: no grammar, one that cannot be kept to, or one that is too large; the message says why.
+        ConfigError: no grammar, one that cannot be kept to, one that is too large, or too many at once; the message
+            says why.
     """
     import llguidance
 
     grammar = read_grammar(grammar)
-    if len(grammar.source) > SOURCE_MAX:
-        raise ConfigError(f"{grammar.kind}: it is longer than {SOURCE_MAX:,} characters")
+    check_length(grammar.kind, len(grammar.source))  # what was given may have grown as it was read
     limits = llguidance.LLParserLimits(verbose_errors=False)
+    tokenizer = vocabulary.grammar_tokenizer
 
     def compiled() -> Any:
-        return llguidance.LLMatcher(tokenizer, grammar.source, log_level=0, limits=limits)
+        with vocabulary.in_use():  # for as long as this goes on, even if nobody waits for it any more
+            return llguidance.LLMatcher(tokenizer, grammar.source, log_level=0, limits=limits)
 
     matcher = within(COMPILE_S, compiled)
     if matcher is None:
@@ -132,20 +148,49 @@ def compile_grammar(grammar: Any, tokenizer: Any) -> GrammarCursor:
 
 
 _one_at_a_time = threading.Lock()  # `threading.stack_size` is the whole process's
+_compilers = threading.BoundedSemaphore(COMPILERS_MAX)
 
 
 def within(seconds: float, work: Callable[[], T]) -> T | None:
-    """What `work` returns, or None after so many seconds: it then goes on by itself until its own limits end it."""
-    made: list[T] = []
-    thread = threading.Thread(target=lambda: made.append(work()), name="grammar", daemon=True)
+    """What `work` returns or raises; None after so many seconds: it then goes on by itself until its own limits end it.
+
+    Raises:
+        ConfigError: COMPILERS_MAX others are still at work then.
+    """
+    until = monotonic() + seconds
+    if not _compilers.acquire(timeout=seconds):
+        raise ConfigError(f"grammar: {COMPILERS_MAX} others are still being compiled", hint="ask again later")
+    result: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            made = work()
+        except BaseException as error:
+            _compilers.release()
+            result.set_exception(error)
+        else:
+            _compilers.release()
+            result.set_result(made)
+
+    try:
+        thread = _started(run)
+    except BaseException:
+        _compilers.release()
+        raise
+    thread.join(max(0.0, until - monotonic()))
+    return result.result() if result.done() else None
+
+
+def _started(run: Callable[[], None]) -> threading.Thread:
+    """`run` in a thread with a large stack, which does not keep the process alive."""
+    thread = threading.Thread(target=run, name="grammar", daemon=True)
     with _one_at_a_time:
         before = threading.stack_size(STACK)
         try:
             thread.start()
         finally:
             threading.stack_size(before)
-    thread.join(seconds)
-    return made[0] if made else None
+    return thread
 
 
 def _warn(text: str) -> None:

@@ -18,6 +18,7 @@ Types = frozenset[str]
 
 EVERY = frozenset("string number boolean null array object".split())  # an integer is a number
 COMPARED_MAX = 100  # alternatives of a oneOf, each with each
+STEPS_MAX = 500_000  # of all comparisons in a schema, about a second: references make a short one mean a lot
 DEPTH_MAX = 40  # references followed to find out what an alternative is
 NO_URI = re.compile(r"[^\w.~%#/?:@!$&'()*+,;=-]+", re.ASCII)  # what a reference has to spell as %XX
 REMARKS = frozenset("title description default examples deprecated readOnly writeOnly".split())
@@ -34,12 +35,14 @@ FORMATS = frozenset(
 def normalised(schema: Mapping[str, Any], *, strict: bool = True) -> tuple[dict[str, Any], list[str]]:
     """A schema of the same meaning, and the keys that it gave up; none of them when `strict`.
 
+    Args:
+        schema: as `json.loads` makes it.
+
     Raises:
-        ValueError: it is no JSON.
+        ValueError: its alternatives take too long to compare.
     """
-    tree = json.loads(json.dumps(schema))
-    walk = _Walk(tree, strict)
-    return walk.rewritten(tree), sorted(walk.lost)
+    walk = _Walk(schema, strict)
+    return walk.rewritten(schema), sorted(walk.lost)
 
 
 class _Walk:
@@ -53,6 +56,12 @@ class _Walk:
         self.lost: set[str] = set()
         self._root = root
         self._strict = strict
+        self._n_steps = 0
+
+    def _spend(self, n: int) -> None:
+        self._n_steps += n
+        if self._n_steps > STEPS_MAX:
+            raise ValueError("the alternatives of oneOf take too long to compare")
 
     def rewritten(self, part: Any) -> Any:
         if isinstance(part, list):
@@ -144,19 +153,35 @@ class _Walk:
 
     def _apart(self, a: Mapping[str, Any], b: Mapping[str, Any], name: str) -> bool:
         """Whether no value of this type can be of both alternatives."""
-        if _listed_apart(a, b):
+        if self._listed_apart(a, b):
             return True
+        self._spend(len(a) + len(b) + len(a.get("required", ())) + len(b.get("required", ())))
         return name == "object" and (self._property_apart(a, b) or _lacks(a, b) or _lacks(b, a))
 
     def _property_apart(self, a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
         """Whether a property that both require is never the same."""
         ours, theirs = a.get("properties", {}), b.get("properties", {})
         shared = set(a.get("required", ())) & set(b.get("required", ())) & ours.keys() & theirs.keys()
-        pairs = [(self._target(ours[name]), self._target(theirs[name])) for name in shared]
+        pairs = ((self._target(ours[name]), self._target(theirs[name])) for name in shared)
         return any(
-            isinstance(x, dict) and isinstance(y, dict) and (_listed_apart(x, y) or not self._types(x) & self._types(y))
+            isinstance(x, dict)
+            and isinstance(y, dict)
+            and (self._listed_apart(x, y) or not self._types(x) & self._types(y))
             for x, y in pairs
         )
+
+    def _listed_apart(self, a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+        """Whether both list their values, and share none."""
+        lists = [p for p in (a, b) if "const" in p or isinstance(p.get("enum"), list)]
+        return len(lists) == 2 and self._keys(a).isdisjoint(self._keys(b))
+
+    def _keys(self, part: Mapping[str, Any]) -> set[str]:
+        keys = set()
+        for value in _values(part):
+            key = _key(value)
+            self._spend(1 + len(key) // 32)
+            keys.add(key)
+        return keys
 
     def _target(self, part: Schema) -> Schema:
         """What a local reference leads to; a part that says more beside it stays as it is."""
@@ -165,6 +190,7 @@ class _Walk:
                 return part
             if part.keys() - {"$ref", *REMARKS}:
                 return part
+            self._spend(1 + len(ref) // 8)
             part = _at(self._root, ref)
         return part
 
@@ -173,6 +199,7 @@ class _Walk:
         named = part.get("type", sorted(EVERY))
         types = frozenset("number" if name == "integer" else name for name in _as_list(named)) & EVERY
         if "const" in part or isinstance(part.get("enum"), list):
+            self._spend(1 + len(_values(part)) // 8)
             types &= frozenset(map(_type_of, _values(part)))
         return types
 
@@ -208,21 +235,19 @@ def _lacks(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
     return closed and bool(set(b.get("required", ())) - a.get("properties", {}).keys())
 
 
-def _listed_apart(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
-    lists = [p for p in (a, b) if "const" in p or isinstance(p.get("enum"), list)]
-    return len(lists) == 2 and not {*map(_key, _values(a))} & {*map(_key, _values(b))}
-
-
 def _values(part: Mapping[str, Any]) -> list[Any]:
     values: list[Any] = [part["const"]] if "const" in part else part["enum"]
     return values
+
+
+_sorted_json = json.JSONEncoder(sort_keys=True).encode  # `json.dumps` makes one each time
 
 
 def _key(value: Any) -> str:
     """The same for equal JSON values: 1 and 1.0 are, 1 and true are not."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    return json.dumps(value, sort_keys=True)
+    return _sorted_json(value)
 
 
 def _as_list(named: Any) -> list[str]:

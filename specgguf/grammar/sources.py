@@ -17,6 +17,7 @@ from . import gbnf, json_schema
 
 # Between the parts of a JSON text: a model that may go on with blank space for ever does.
 WHITESPACE = r" |\n[ \t]{0,40}"
+SOURCE_MAX = 2**18  # characters of what is given, checked before any of it is read, and of what it becomes
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ def read_grammar(value: Any) -> Grammar:
 
 def gbnf_grammar(text: str) -> Grammar:
     """The grammar of a GBNF text, llama.cpp's own format."""
+    check_length("grammar", len(text))
     try:
         return Grammar("grammar", _lark(gbnf.to_lark(text)))
     except ValueError as error:
@@ -96,7 +98,9 @@ def json_grammar(schema: Any = None, *, strict: bool = True) -> Grammar:
 def _json_source(schema: Any, strict: bool) -> tuple[dict[str, Any], list[str]]:
     """A JSON schema as llguidance reads it, and the keys that were given up."""
     try:
-        tree = json.loads(schema) if isinstance(schema, str) else {"type": "object"} if schema is None else schema
+        text = schema if isinstance(schema, str) else json.dumps({"type": "object"} if schema is None else schema)
+        check_length("JSON schema", len(text))
+        tree = json.loads(text)
         if tree is True:
             tree = {}
         if not isinstance(tree, Mapping):
@@ -104,6 +108,8 @@ def _json_source(schema: Any, strict: bool) -> tuple[dict[str, Any], list[str]]:
         tree, lost = json_schema.normalised(tree, strict=strict)
     except RecursionError:
         raise ConfigError("JSON schema: it is nested too deeply") from None
+    except ConfigError:
+        raise
     except (ValueError, TypeError) as error:
         raise ConfigError(f"JSON schema: {one_line(str(error))}") from None
     # over what a schema's own "x-guidance" says
@@ -116,6 +122,7 @@ def choice_grammar(choices: Any) -> Grammar:
         raise ConfigError(f"choice must be a list of texts, not {choices!r:.60}")
     if not all(isinstance(choice, str) and choice for choice in choices):
         raise ConfigError("choice must be a list of texts, none of them empty")
+    check_length("choice", sum(map(len, choices)))
     # One lexeme: of two the longer would win wherever one begins with the other.
     return Grammar("choice", _lark("start: CHOICE\nCHOICE: " + " | ".join(map(gbnf.quoted, dict.fromkeys(choices)))))
 
@@ -124,24 +131,28 @@ def regex_grammar(pattern: Any) -> Grammar:
     """Texts that match a regular expression (Rust's syntax, without look-around) as a whole."""
     from llguidance import LLMatcher
 
-    return Grammar("regex", LLMatcher.grammar_from_regex(_text("regex", pattern)))
+    check_length("regex", len(_text("regex", pattern)))
+    return Grammar("regex", LLMatcher.grammar_from_regex(pattern))
 
 
 def lark_grammar(text: Any) -> Grammar:
     """A grammar in llguidance's dialect of Lark: https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md."""
-    return Grammar("Lark grammar", _lark(_text("lark", text)))
+    check_length("Lark grammar", len(_text("lark", text)))
+    return Grammar("Lark grammar", _lark(text))
 
 
 def tools_grammar(tools: Iterable[tuple[str, Any, bool]]) -> Grammar:
     """A call of one of several functions, {"name": …, "arguments": {…}}: of their names, schemas and whether those are
     strict."""
-    lines, lost, all_strict = [], set(), True
+    lines, lost, all_strict, length = [], set(), True, 0
     for i, (name, schema, strict) in enumerate(tools):
         tree, given_up = _json_source(schema, strict)
         lost |= set(given_up)
         all_strict &= strict
         begin = f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": '
         lines.append(f'call{i}: {json.dumps(begin)} %json {json.dumps(tree)} "}}"')
+        length += len(lines[-1])
+        check_length("tools", length)
     start = "start: " + " | ".join(f"call{i}" for i in range(len(lines)))
     return Grammar("tools", _lark("\n".join([start, *lines])), tuple(sorted(lost)), all_strict)
 
@@ -177,6 +188,12 @@ def is_strict(named: Mapping[str, Any]) -> bool:
     if strict not in (None, True, False):
         raise ConfigError(f"strict must be true or false, not {strict!r:.60}")
     return strict is not False
+
+
+def check_length(kind: str, n: int) -> None:
+    """Raise ConfigError for a grammar of more than SOURCE_MAX characters."""
+    if n > SOURCE_MAX:
+        raise ConfigError(f"{kind}: it is longer than {SOURCE_MAX:,} characters")
 
 
 def _lark(text: str) -> str:
@@ -223,8 +240,9 @@ def _json_object(wanted: Any) -> Grammar:
 
 def _lark_or_gbnf(text: Any) -> Grammar:
     """Both are called a grammar; a Lark grammar has its start rule."""
-    is_lark = isinstance(text, str) and re.search(r"^\s*(start\s*:(?!:)|%llguidance\b)", text, re.MULTILINE)
-    return lark_grammar(text) if is_lark else gbnf_grammar(_text("grammar", text))
+    check_length("grammar", len(_text("grammar", text)))
+    is_lark = re.search(r"^[^\S\n]*(start\s*:(?!:)|%llguidance\b)", text, re.MULTILINE)  # in one pass
+    return lark_grammar(text) if is_lark else gbnf_grammar(text)
 
 
 def _named(keys: Any) -> str:

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections import abc
 from collections.abc import Callable, Iterable
 
+from specgguf.decode.sequence import common_prefix
 from specgguf.errors import ContextFull
 
-from .sequence import Sequence, common_prefix
+from .sequence import Sequence
 
 
 class Pool:

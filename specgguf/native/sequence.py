@@ -11,6 +11,7 @@ from collections import abc
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
+from specgguf.decode.sequence import common_prefix
 from specgguf.errors import BackendError
 from specgguf.models import header
 
@@ -227,18 +228,3 @@ class Sequence:
         shaping = {k: v for k, v in self.weights.keywords.items() if k.startswith(("lora_", "rope_", "yarn_", "kv_"))}
         file = header.fingerprint(self.weights.path)
         return {"metadata": description, "n_vocab": self.n_vocab, "file": file, "keywords": shaping}
-
-
-def common_prefix(a: abc.Sequence[int], b: abc.Sequence[int]) -> int:
-    """How many leading tokens `a` and `b` share."""
-    a, b = list(a), list(b)  # a tuple's slice equals no list's
-    low, high = 0, min(len(a), len(b))
-    if a[:high] == b[:high]:
-        return high
-    while low < high:  # a[:low] is shared, a[:high + 1] is not
-        middle = (low + high + 1) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

@@ -64,7 +64,7 @@ class Answers:
         config, record = self.config, record_of(request)
         try:
             data = await http.body_of(request, max_bytes=config.body_max_bytes, timeout_s=config.body_timeout_s)
-            reply = parse(read(data))
+            reply = await asyncio.to_thread(lambda: parse(read(data)))  # megabytes, or a grammar: not on the loop
             record.model = reply.model or config.name
             self._quotas.enter(record.key)
             job = Job(reply.work, record.key or record.client)

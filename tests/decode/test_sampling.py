@@ -282,6 +282,20 @@ def test_a_grammar_masks_before_top_k(step: int, params: dict[str, Any]) -> None
     assert grammar.generated == [3, 4]
 
 
+def test_a_greedy_token_under_a_grammar_has_its_confidence() -> None:
+    """Among the legal ids at hand: as if the others were not there. It is certain only where nothing else may come."""
+    logits = row(5000)
+
+    def greedy(step: int) -> Distribution:
+        transform = Transform(dataclasses.replace(RAW, temperature=0.0), n_vocab=5000, grammar=Multiples(step))
+        return transform.distribution(logits, [])
+
+    for step in (1, 7):
+        masked = np.where(np.arange(5000) % step == 0, logits, -np.inf).astype(np.float32)
+        assert greedy(step).confidence == distribution(masked, temperature=0.0).confidence < 1.0
+    assert greedy(5000).confidence == 1.0
+
+
 def test_a_grammar_that_allows_nothing_is_refused() -> None:
     with pytest.raises(ConfigError, match="grammar allows no token"):
         Transform(RAW, n_vocab=5, grammar=Multiples(9)).distribution(

@@ -170,7 +170,7 @@ def test_dense_with_a_grammar(rule: Any, dense: tuple[Loaded, Loaded]) -> None:
     target, draft = dense
 
     def grammar() -> GrammarCursor:
-        return compile_grammar(GBNF, target.weights.grammar_tokenizer)
+        return compile_grammar(GBNF, target.weights)
 
     shared = grammar()
 

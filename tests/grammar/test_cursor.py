@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import random
 import threading
@@ -37,6 +38,15 @@ def weights(tiny_chat: Pair) -> Iterator[Weights]:
     loaded.close()
 
 
+@pytest.fixture(autouse=True)
+def no_compiler_left() -> Iterator[None]:
+    """A compiler that a test gave up on counts until it ends; the next test begins with none."""
+    yield
+    for _ in range(module.COMPILERS_MAX):
+        assert module._compilers.acquire(timeout=60.0)
+    module._compilers.release(module.COMPILERS_MAX)
+
+
 def ids_of(text: str) -> list[int]:
     """One byte token per byte (see tiny.chat)."""
     return [5 + byte for byte in text.encode()]
@@ -47,12 +57,12 @@ def allowed(cursor: GrammarCursor, ids: list[int]) -> list[int]:
 
 
 def test_allows_what_the_grammar_says(weights: Weights) -> None:
-    cursor = compile_grammar('root ::= "ab" [0-9]? "c"', weights.grammar_tokenizer)
+    cursor = compile_grammar('root ::= "ab" [0-9]? "c"', weights)
     assert allowed(cursor, ids_of("ab")) == ids_of("0123456789c")
 
 
 def test_after_the_end_only_eog_then_nothing(weights: Weights) -> None:
-    cursor = compile_grammar('root ::= "a"', weights.grammar_tokenizer)
+    cursor = compile_grammar('root ::= "a"', weights)
     ends = sorted(weights.eog)
     assert allowed(cursor, ids_of("a")) == ends
     assert allowed(cursor, [*ids_of("a"), ends[0]]) == []
@@ -61,7 +71,7 @@ def test_after_the_end_only_eog_then_nothing(weights: Weights) -> None:
 
 
 def test_a_forbidden_token_raises_and_changes_nothing(weights: Weights) -> None:
-    cursor = compile_grammar('root ::= "abc"', weights.grammar_tokenizer)
+    cursor = compile_grammar('root ::= "abc"', weights)
     for token in (ids_of("x")[0], 2):
         with pytest.raises(BackendError, match=f"does not allow token {token} here"):
             cursor.mask([*ids_of("a"), token])
@@ -75,7 +85,7 @@ def test_equals_a_fresh_cursor_after_any_jumps(weights: Weights) -> None:
     """Random walks through JSON: drafts of up to 6, rejected anywhere, longer rollbacks, other beginnings."""
     source = random.Random(5)
     grammar = json_grammar(SCHEMA)
-    cursor = compile_grammar(grammar, weights.grammar_tokenizer)
+    cursor = compile_grammar(grammar, weights)
     ids: list[int] = []
     for step in range(400):
         legal = allowed(cursor, ids)
@@ -86,18 +96,18 @@ def test_equals_a_fresh_cursor_after_any_jumps(weights: Weights) -> None:
         if step % 7 == 6:
             ids = ids[: max(0, len(ids) - source.choice((1, 2, 6, 30, 1000)))]
         if step % 20 == 0:
-            assert allowed(compile_grammar(grammar, weights.grammar_tokenizer), ids) == allowed(cursor, ids)
+            assert allowed(compile_grammar(grammar, weights), ids) == allowed(cursor, ids)
 
 
 def test_forgets_the_tokens_it_rolled_back(weights: Weights) -> None:
-    cursor = compile_grammar('root ::= "abcde" "1" | "abe" "2"', weights.grammar_tokenizer)
+    cursor = compile_grammar('root ::= "abcde" "1" | "abe" "2"', weights)
     for text, following in (("abcd", "e"), ("abe", "2"), ("abcde", "1")):
         assert allowed(cursor, ids_of(text)) == ids_of(following)
 
 
 def test_a_rolled_back_draft_is_not_matched_again(weights: Weights) -> None:
     """Masks of the last positions are kept; memory does not grow with the text."""
-    cursor = compile_grammar('root ::= "a"*', weights.grammar_tokenizer)
+    cursor = compile_grammar('root ::= "a"*', weights)
     ids = ids_of("a" * 100)
     for n in range(101):
         cursor.mask(ids[:n])
@@ -108,13 +118,13 @@ def test_a_rolled_back_draft_is_not_matched_again(weights: Weights) -> None:
 
 def test_characters_split_over_tokens(weights: Weights) -> None:
     first, second = ids_of("é")
-    cursor = compile_grammar("root ::= [éb]", weights.grammar_tokenizer)
+    cursor = compile_grammar("root ::= [éb]", weights)
     assert set(allowed(cursor, [])) >= {first, *ids_of("b")}
     assert allowed(cursor, [first]) == [second]
 
 
 def test_what_is_forced(weights: Weights) -> None:
-    cursor = compile_grammar('root ::= "ab" ("cd" | "ce") "f"', weights.grammar_tokenizer)
+    cursor = compile_grammar('root ::= "ab" ("cd" | "ce") "f"', weights)
     assert cursor.forced([]) == ids_of("abc")
     assert cursor.forced(ids_of("abc")) == []
     assert cursor.forced(ids_of("abcd")) == ids_of("f")
@@ -123,7 +133,7 @@ def test_what_is_forced(weights: Weights) -> None:
 
 def test_schemas(weights: Weights) -> None:
     def after(schema: Any, text: str) -> list[int]:
-        return allowed(compile_grammar(json_grammar(schema), weights.grammar_tokenizer), ids_of(text))
+        return allowed(compile_grammar(json_grammar(schema), weights), ids_of(text))
 
     assert after(None, '{"a": [1, {"b": null}], "c": "é"}') == sorted(weights.eog)
     assert after(json.dumps(SCHEMA), '{"name": "x", "sizes": [1, 2], "kind": "x"}') == sorted(weights.eog)
@@ -134,7 +144,7 @@ def test_schemas(weights: Weights) -> None:
 def test_the_warning_names_the_line_that_asked(weights: Weights) -> None:
     """Outside the package, however deep inside it the schema was met."""
     with pytest.warns(UserWarning, match="not enforced.*uniqueItems") as caught:
-        compile_grammar(json_grammar({"type": "array", "uniqueItems": True}, strict=False), weights.grammar_tokenizer)
+        compile_grammar(json_grammar({"type": "array", "uniqueItems": True}, strict=False), weights)
     assert [w.filename for w in caught] == [__file__]
 
 
@@ -184,7 +194,7 @@ BOMBS: dict[str, Any] = {
 def test_no_grammar_takes_long_or_ends_the_process(weights: Weights, name: str) -> None:
     """Refused, or compiled and followed for a few tokens."""
     with contextlib.suppress(ConfigError):
-        cursor = compile_grammar(BOMBS[name], weights.grammar_tokenizer)
+        cursor = compile_grammar(BOMBS[name], weights)
         ids: list[int] = []
         for _ in range(20):
             legal = allowed(cursor, ids)
@@ -195,10 +205,10 @@ def test_no_grammar_takes_long_or_ends_the_process(weights: Weights, name: str) 
 
 def test_a_grammar_over_its_limits_is_refused(weights: Weights, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="longer than"):
-        compile_grammar('root ::= "' + "a" * 2**18 + '"', weights.grammar_tokenizer)
+        compile_grammar('root ::= "' + "a" * 2**18 + '"', weights)
     monkeypatch.setattr(module, "COMPILE_S", 0.0)
     with pytest.raises(ConfigError, match="compiling it takes more than 0 s"):
-        compile_grammar(json_grammar({"properties": {f"p{i}": {} for i in range(2000)}}), weights.grammar_tokenizer)
+        compile_grammar(json_grammar({"properties": {f"p{i}": {} for i in range(2000)}}), weights)
 
 
 def test_who_waits_for_a_compiler_waits_no_longer_than_the_deadline() -> None:
@@ -206,6 +216,70 @@ def test_who_waits_for_a_compiler_waits_no_longer_than_the_deadline() -> None:
     assert within(0.01, stuck.wait) is None
     stuck.set()
     assert within(60.0, lambda: 5) == 5
+
+
+def test_what_a_compiler_raises_is_raised_where_it_was_asked_for() -> None:
+    def failing() -> None:
+        raise ZeroDivisionError("deep inside")
+
+    for _ in range(module.COMPILERS_MAX + 1):  # and it counts no more
+        with pytest.raises(ZeroDivisionError, match="deep inside"):
+            within(60.0, failing)
+
+
+def test_no_more_compilers_than_two_even_if_nobody_waits_for_them() -> None:
+    stuck = threading.Event()
+    ended = [threading.Event() for _ in range(module.COMPILERS_MAX)]
+
+    def stuck_until(end: threading.Event) -> None:
+        stuck.wait()
+        end.set()
+
+    try:
+        for end in ended:
+            assert within(0.01, functools.partial(stuck_until, end)) is None
+        with pytest.raises(ConfigError, match="2 others are still being compiled"):
+            within(0.01, lambda: 5)
+    finally:
+        stuck.set()
+    assert all(end.wait(60.0) for end in ended)
+    assert within(60.0, lambda: 5) == 5
+
+
+class Held:
+    """A vocabulary that a matcher is made from only once the test lets it."""
+
+    def __init__(self, weights: Weights) -> None:
+        self.weights = weights
+        self.grammar_tokenizer = weights.grammar_tokenizer
+        self.inside, self.go_on = threading.Event(), threading.Event()
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[Weights]:
+        with self.weights.in_use():
+            self.inside.set()
+            self.go_on.wait()
+            yield self.weights
+
+
+def test_the_file_stays_while_an_abandoned_compiler_reads_it(tiny_chat: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = Held(Weights(str(tiny_chat.target)))
+    closing = threading.Thread(target=held.weights.close)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "COMPILE_S", 0.01)
+            with pytest.raises(ConfigError, match="takes more than"):
+                compile_grammar('root ::= "a"', held)
+        assert held.inside.wait(60.0)
+        closing.start()
+        closing.join(0.2)
+        assert closing.is_alive(), "the file was freed under it"
+    finally:
+        held.go_on.set()
+    closing.join(60.0)
+    assert not closing.is_alive()
+    with pytest.raises(ConfigError, match="was closed"):
+        compile_grammar('root ::= "a"', held)
 
 
 def test_a_cursor_over_a_limit_says_so_and_goes_on(weights: Weights) -> None:
@@ -236,6 +310,6 @@ def test_a_cursor_over_a_limit_says_so_and_goes_on(weights: Weights) -> None:
 )
 def test_bad_schemas_are_refused_in_one_line(weights: Weights, schema: Any, why: str) -> None:
     with pytest.raises(ConfigError, match="JSON schema: ") as caught:
-        compile_grammar(json_grammar(schema), weights.grammar_tokenizer)
+        compile_grammar(json_grammar(schema), weights)
     assert why in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -69,7 +69,7 @@ class Reference:
 def test_the_same_tokens_as_llama_cpp(weights: Weights, name: str) -> None:
     """At every position of random walks. llguidance may leave out other spellings of characters that must come, and
     llama.cpp lets special tokens stand for the characters that they look like; neither may end a text early."""
-    cursor = compile_grammar(GRAMMARS[name], weights.grammar_tokenizer)
+    cursor = compile_grammar(GRAMMARS[name], weights)
     source = random.Random(3)
     for _ in range(12):
         reference = Reference(weights, GRAMMARS[name])
@@ -106,7 +106,7 @@ def test_the_same_tokens_as_llama_cpp(weights: Weights, name: str) -> None:
         ('root ::= "a"{12345678901}', "too large"),
         ("root ::= <think>", "Lark"),
         ("root ::= " + "(" * 100_000 + '"a"' + ")" * 100_000, "nests"),
-        ("\n".join(f"r{i} ::= r{i + 1}" for i in range(100_000)), "rules"),
+        ("\n".join(f"r{i} ::= r{i + 1}" for i in range(11_000)), "rules"),
         ('root ::= "a"{3,1}', "at least 3 and at most 1"),
         ("root ::= [a]{3 , 1 }", "at least 3 and at most 1"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -11,8 +12,9 @@ import pytest
 from conftest import Pair
 
 from specgguf.errors import BackendError, ConfigError
+from specgguf.grammar import json_schema as module
 from specgguf.grammar.cursor import compile_grammar
-from specgguf.grammar.json_schema import normalised
+from specgguf.grammar.json_schema import STEPS_MAX, _Walk, normalised
 from specgguf.grammar.sources import json_grammar
 from specgguf.native.weights import Weights
 
@@ -29,7 +31,7 @@ def weights(tiny_chat: Pair) -> Iterator[Weights]:
 def writes(weights: Weights, schema: Schema, text: str) -> bool:
     """Whether the grammar of `schema` can write `text` and end there."""
     ids = [5 + byte for byte in text.encode()]  # one byte token per byte (see tiny.chat)
-    cursor = compile_grammar(json_grammar(schema), weights.grammar_tokenizer)
+    cursor = compile_grammar(json_grammar(schema), weights)
     try:
         mask = cursor.mask(ids)
     except BackendError:
@@ -129,7 +131,7 @@ UNMET = {"type": "object", "properties": {"a": {"type": "string", "minLength": 3
 )
 def test_what_cannot_be_kept_to_is_refused_by_name(weights: Weights, schema: Schema, named: str) -> None:
     with pytest.raises(ConfigError, match=r"^JSON schema: ") as caught:
-        compile_grammar(json_grammar(schema), weights.grammar_tokenizer)
+        compile_grammar(json_grammar(schema), weights)
     assert named in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -145,7 +147,7 @@ def test_what_cannot_be_kept_to_is_refused_by_name(weights: Weights, schema: Sch
 )
 def test_a_lenient_schema_names_what_it_loses(weights: Weights, schema: Schema, lost: str) -> None:
     with pytest.warns(UserWarning, match=f"not enforced, so check the answers for it: .*{lost}"):
-        compile_grammar(json_grammar(schema, strict=False), weights.grammar_tokenizer)
+        compile_grammar(json_grammar(schema, strict=False), weights)
 
 
 # --- said otherwise -------------------------------------------------------------------------------------------------
@@ -211,6 +213,57 @@ def test_said_otherwise_it_means_the_same(schema: Schema, gone: str) -> None:
 )
 def test_what_cannot_be_said_otherwise_stays(schema: Schema) -> None:
     assert normalised(schema) == (schema, [])
+
+
+def listed(n: int, per: int) -> Schema:
+    names = [f"p{i}" for i in range(per)]
+    return {
+        "$defs": {"long": {"enum": list(range(20_000))}},
+        "oneOf": [
+            {
+                "type": "object",
+                "required": [*names, "kind"],
+                "properties": {**{name: {"$ref": "#/$defs/long"} for name in names}, "kind": {"const": i}},
+            }
+            for i in range(n)
+        ],
+    }
+
+
+def chained(n: int, per: int) -> Schema:
+    names = [f"p{i}" for i in range(per)]
+    return {
+        "$defs": {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(39)} | {"d39": STRING},
+        "oneOf": [
+            {"type": "object", "required": names, "properties": {name: {"$ref": "#/$defs/d0"} for name in names}}
+            for _ in range(n)
+        ],
+    }
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        listed(60, 10),
+        {
+            "$defs": {"a": {"const": "a" * 100_000}, "b": {"const": "b" * 100_000}},
+            "oneOf": [{"$ref": f"#/$defs/{'ab'[i > 30]}"} for i in range(100)],
+        },
+        chained(100, 60),
+    ],
+    ids=["long lists", "long texts", "chains"],
+)
+def test_alternatives_that_refer_to_much_are_not_compared_for_ever(
+    schema: Schema, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A short schema means minutes of comparing, but for a bound on all of it."""
+    walked = _Walk(schema, True)
+    with contextlib.suppress(ValueError):
+        walked.rewritten(schema)
+    assert walked._n_steps <= STEPS_MAX + len(json.dumps(schema))
+    monkeypatch.setattr(module, "STEPS_MAX", 50)
+    with pytest.raises(ConfigError, match="alternatives of oneOf take too long to compare"):
+        json_grammar(schema)
 
 
 def test_lenient_alternatives_are_named() -> None:

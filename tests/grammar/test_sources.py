@@ -11,8 +11,9 @@ import pytest
 from conftest import Pair
 
 from specgguf.errors import BackendError, ConfigError
+from specgguf.grammar import gbnf, json_schema
 from specgguf.grammar.cursor import compile_grammar
-from specgguf.grammar.sources import Grammar, json_grammar, read_grammar, response_grammar, tools_grammar
+from specgguf.grammar.sources import SOURCE_MAX, Grammar, json_grammar, read_grammar, response_grammar, tools_grammar
 from specgguf.native.weights import Weights
 
 Json = dict[str, Any]
@@ -29,7 +30,7 @@ def weights(tiny_chat: Pair) -> Iterator[Weights]:
 def fits(weights: Weights, grammar: Any, text: str) -> bool:
     """Whether `text` may be written, and be all."""
     ids = [5 + byte for byte in text.encode()]  # one byte token per byte (see tiny.chat)
-    cursor = compile_grammar(grammar, weights.grammar_tokenizer)
+    cursor = compile_grammar(grammar, weights)
     try:
         mask = cursor.mask(ids)
     except BackendError:
@@ -109,8 +110,49 @@ def test_what_is_none_is_refused_in_one_line(wrong: Any, why: str) -> None:
 )
 def test_what_cannot_be_compiled_is_refused_in_one_line(weights: Weights, grammar: Json) -> None:
     with pytest.raises(ConfigError, match=r"^(regex|Lark grammar): ") as caught:
-        compile_grammar(grammar, weights.grammar_tokenizer)
+        compile_grammar(grammar, weights)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        'root ::= "a"' + ' | "b"' * 700_000,
+        {"type": "lark", "lark": "start: " + "a" * SOURCE_MAX},
+        {"regex": "a" * (SOURCE_MAX + 1)},
+        {"json": {"enum": ["a" * SOURCE_MAX]}},
+        {"json": "[" * (SOURCE_MAX + 1)},
+        {"choice": ["a" * SOURCE_MAX, "b"]},
+        {"grammar": "\n" * SOURCE_MAX + "x"},
+        {"grammar": "start: " + "a" * SOURCE_MAX},
+    ],
+    ids="gbnf lark regex schema schema-text choice blank lark-or-gbnf".split(),
+)
+def test_what_is_too_long_is_refused_before_it_is_read(grammar: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading is pure Python, and on the server other requests wait for it."""
+
+    def never(*_: object, **__: object) -> Any:
+        raise AssertionError("it was read")
+
+    monkeypatch.setattr(gbnf, "to_lark", never)
+    monkeypatch.setattr(json_schema, "normalised", never)
+    monkeypatch.setattr(json, "loads", never)
+    with pytest.raises(ConfigError, match="longer than 262,144 characters"):
+        read_grammar(grammar)
+
+
+def test_many_tools_are_too_long_together() -> None:
+    schema = {"enum": ["a" * (SOURCE_MAX // 2)]}
+    assert tools_grammar([("f", schema, True)]).kind == "tools"
+    with pytest.raises(ConfigError, match="tools: it is longer than"):
+        tools_grammar([(f"f{i}", schema, True) for i in range(3)])
+
+
+def test_blank_lines_before_a_grammar_are_read_once() -> None:
+    """A pattern that began again at each of them would take hours."""
+    text = "\n" * 200_000 + "start: X\nX: /a/"
+    assert read_grammar({"grammar": text}).kind == "Lark grammar"
+    assert read_grammar({"grammar": "\n" * 200_000 + 'root ::= "a"'}).kind == "grammar"
 
 
 def test_response_formats() -> None:
@@ -156,17 +198,17 @@ def test_tools(weights: Weights) -> None:
 def test_a_tool_that_cannot_be_kept_to_is_refused_or_named(weights: Weights) -> None:
     unique = {"properties": {"x": {"type": "array", "uniqueItems": True}}}
     with pytest.raises(ConfigError, match=r"^tools: it cannot be kept to the letter: uniqueItems$") as caught:
-        compile_grammar(tools_grammar([("f", unique, True)]), weights.grammar_tokenizer)
+        compile_grammar(tools_grammar([("f", unique, True)]), weights)
     assert '"strict": false' in caught.value.hint
     with pytest.warns(UserWarning, match="not enforced.*uniqueItems"):
-        compile_grammar(tools_grammar([("f", unique, False)]), weights.grammar_tokenizer)
+        compile_grammar(tools_grammar([("f", unique, False)]), weights)
 
 
 def test_a_schema_sets_no_options_of_its_own(weights: Weights) -> None:
     """llguidance reads some from the schema itself."""
     schema = {"type": "array", "uniqueItems": True, "x-guidance": {"lenient": True}}
     with pytest.raises(ConfigError, match="uniqueItems"):
-        compile_grammar(json_grammar(schema), weights.grammar_tokenizer)
+        compile_grammar(json_grammar(schema), weights)
 
 
 def test_messages_name_what_was_given() -> None:

@@ -19,11 +19,12 @@ from conftest import Pair
 from support import tiny
 from support.contexts import KEYWORDS, MEMORIES, TEXT, WRONG, Opened, opened_as
 
+from specgguf.decode.sequence import common_prefix
 from specgguf.errors import BackendError, Cancelled, ContextFull, ModelNotFound
 from specgguf.models.header import check_gguf
 from specgguf.native import backend, rollback
 from specgguf.native.context import Model
-from specgguf.native.sequence import Sequence, common_prefix
+from specgguf.native.sequence import Sequence
 from specgguf.native.weights import Weights
 
 

@@ -22,8 +22,10 @@ from support import models
 from support.serve_support import WAIT_S, Json, Running, Scripted, events, serving, until
 
 from specgguf import SpeculativeLlama
+from specgguf.grammar.sources import read_grammar
 from specgguf.serve import http, queue
 from specgguf.serve.doors import RequestRecord
+from specgguf.serve.protocols import fields
 from specgguf.serve.server import listen
 
 ASK: Json = {"messages": [{"role": "user", "content": "a word list"}], "max_tokens": 16, "temperature": 0}
@@ -351,6 +353,7 @@ HEAVY: dict[str, tuple[str, Json]] = {
     "a pattern of patterns": (CHAT, {"type": "string", "pattern": "^((a{1,900}){1,900}){1,900}$"}),
     "2,000 properties": (CHAT, {"type": "object", "properties": {f"p{i}": schema for i in range(2000)}}),
     "a grammar of a megabyte": (COMPLETIONS, {"grammar": f'root ::= "{"a" * 10**6}"'}),
+    "a grammar of 500,000 alternatives": (COMPLETIONS, {"grammar": 'root ::= "a"' + ' | "b"' * 500_000}),
     "a billion repetitions": (COMPLETIONS, {"grammar": 'root ::= "a"{1000000000}'}),
     "a schema on the web": (CHAT, {"$ref": "https://example.com/schema"}),
 }
@@ -367,6 +370,27 @@ def test_what_would_take_minutes_is_refused_or_served_at_once(server: Running, n
         response = client.post(path, json={**base, **change}, timeout=20.0)
         if response.status_code != 200:
             is_error(response, 400)
+
+
+def test_a_body_that_takes_long_to_read_keeps_nobody_waiting(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, answered = threading.Event(), threading.Event()
+
+    def slow(value: Any) -> Any:
+        reading.set()
+        assert answered.wait(WAIT_S)
+        return read_grammar(value)
+
+    monkeypatch.setattr(fields, "read_grammar", slow)
+    responses = []
+    asking = threading.Thread(
+        target=lambda: responses.append(server.post(COMPLETIONS, {**COMPLETE, "grammar": 'root ::= "a"'}))
+    )
+    asking.start()
+    assert reading.wait(WAIT_S)
+    assert server.post(COMPLETIONS, COMPLETE).status_code == 200
+    answered.set()
+    asking.join(WAIT_S)
+    assert [response.status_code for response in responses] == [200]
 
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)

@@ -67,7 +67,7 @@ def attempt(weights: Weights, schema: Any, source: random.Random) -> tuple[str, 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            cursor = compile_grammar(json_grammar(schema), weights.grammar_tokenizer)
+            cursor = compile_grammar(json_grammar(schema), weights)
         ids = random_text(weights, cursor, source)
     except ConfigError as error:
         return "refused", str(error)

@@ -43,7 +43,7 @@ def main() -> int:
         counts["schemas"] += 1
         started = time.perf_counter()
         try:
-            cursor = compile_grammar(json_grammar(case["schema"]), weights.grammar_tokenizer)
+            cursor = compile_grammar(json_grammar(case["schema"]), weights)
         except ConfigError as error:
             refused[case["name"]] = str(error)
             continue
