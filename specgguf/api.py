@@ -366,13 +366,14 @@ class SpeculativeLlama(LlamaNames):
         prompt, suffix, echo = call["prompt"], call["suffix"], call["echo"]
         tokens = prompts.prompt_ids(self._pair.weights, prompt, suffix, self.n_ctx())
         text = prompt if isinstance(prompt, str) else self.detokenize(prompt).decode("utf-8", "ignore")
+        generation = self._generation(tokens, params, config, call["timeout"])
         writer = None
         if (n_top := call["logprobs"]) is not None:
-            scores = scoring.score(self._engine, tokens, n_top, call["timeout"]) if echo else []
+            scores = scoring.score(self._engine, tokens, n_top, call["timeout"], generation) if echo else []
             writer = LogprobWriter(self._piece, len(text), list(zip(tokens, scores, strict=False)))
         return TextCompletion(
             self._metadata_of(call),
-            self._generation(tokens, params, config, call["timeout"]),
+            generation,
             lock=lambda: self._engine.lock(call["timeout"]),
             logprobs=writer,
             echo=text if echo else "",

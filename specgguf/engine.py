@@ -178,8 +178,12 @@ class Engine:
             models = self._named_models()
             check_state(state, models)
             self.clear()
-            for name, model in models:
-                model.load(state[name])
+            try:
+                for name, model in models:
+                    model.load(state[name])
+            except BaseException:
+                self.clear()
+                raise
 
     def _named_models(self) -> list[tuple[str, Model]]:
         return [("target", self.target), *([("draft", self.draft_model)] if self.draft_model else [])]
@@ -191,13 +195,16 @@ class Engine:
             for model in self._models():
                 model.clear()
 
-    def close(self) -> None:
-        """Stop what runs, in another thread too, and free both contexts, the draft's first. Safe to call twice;
-        whatever else is asked of the engine from then on raises ConfigError."""
+    def close(self, then: Callable[[], None] = lambda: None) -> None:
+        """Stop what runs, in another thread too, and free both contexts, the draft's first, `then` what they stand on.
+        Safe to call twice; whatever else is asked of the engine from then on raises ConfigError."""
 
         def free() -> None:
-            for model in self._models():
-                model.close()
+            try:
+                for model in self._models():
+                    model.close()
+            finally:
+                then()
 
         self._turns.close(free)
 

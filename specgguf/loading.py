@@ -47,10 +47,14 @@ class Pair:
 
     def close(self) -> None:
         """Free both, the draft first."""
-        self.engine.close()
-        if self.draft_weights is not None and self.draft_weights is not self.weights:
-            self.draft_weights.close()
-        self.weights.close()
+        self.engine.close(self._close_weights)
+
+    def _close_weights(self) -> None:
+        try:
+            if self.draft_weights is not None and self.draft_weights is not self.weights:
+                self.draft_weights.close()
+        finally:
+            self.weights.close()
 
 
 def open_pair(
@@ -67,7 +71,7 @@ def open_pair(
     Args:
         model_path, draft_model_path: files; the draft may be "ngram".
         config: drafting defaults.
-        strict: pad single tokens to two, see `model.Model`.
+        strict: pad single tokens to two, see `native.context.Context`.
         keywords: of `llama_cpp.Llama`, for the target and with `draft_` for the draft.
 
     Raises:

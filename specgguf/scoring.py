@@ -7,19 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .decode.generation import check_prompt
+from .decode.generation import Generation, check_prompt
 from .decode.records import TokenLogprob
 from .decode.sampling import logprob
 from .engine import Engine
 from .errors import Cancelled
 
 
-def score(engine: Engine, tokens: Sequence[int], n_top: int, timeout: float | None = None) -> list[TokenLogprob | None]:
+def score(
+    engine: Engine,
+    tokens: Sequence[int],
+    n_top: int,
+    timeout: float | None = None,
+    generation: Generation | None = None,
+) -> list[TokenLogprob | None]:
     """One entry per token, None for the first, which nothing comes before. The caches hold the tokens afterwards.
 
     Args:
         n_top: likeliest tokens to report in each place.
         timeout: as `Engine.lock`'s.
+        generation: what it is done for; cancelled with it.
 
     Raises:
         ConfigError, ContextFull: see `check_prompt`. Busy, Cancelled, BackendError: while reading.
@@ -34,7 +41,7 @@ def score(engine: Engine, tokens: Sequence[int], n_top: int, timeout: float | No
         for start in range(0, len(tokens) - 1, width):
             part = tokens[start : min(start + width, len(tokens) - 1)]
             rows = target.extend(part, len(part))
-            if target.context.cancelled:
+            if generation is not None and generation.cancelled:
                 raise Cancelled("stopped")
             following = tokens[start + 1 : start + 1 + len(part)]
             scores += [TokenLogprob(t, *logprob(row, t, n_top)) for row, t in zip(rows, following, strict=True)]

@@ -44,6 +44,9 @@ class Turns:
         self._models = models
         self._lock = threading.RLock()
         self._current: list[weakref.ref[Generation]] = []  # the one that runs, and the one that was asked for last
+        self._holder = 0  # the thread that holds the lock, and how often
+        self._depth = 0
+        self._free: Callable[[], None] | None = None  # what is to be done once nobody holds it
         self._told = threading.local()
         self._pid = os.getpid()
 
@@ -62,12 +65,18 @@ class Turns:
             )
         if not self._lock.acquire(timeout=-1 if timeout is None else min(timeout, threading.TIMEOUT_MAX)):
             raise Busy("another thread is generating with this engine", hint="wait for it, or load a second engine")
+        self._holder, self._depth = threading.get_ident(), self._depth + 1
         try:
             if self.closed:
                 raise ConfigError("these models were closed", hint="load them again")
             yield
         finally:
-            self._lock.release()
+            self._depth -= 1
+            try:
+                if not self._depth and self._free is not None:
+                    self._end()
+            finally:
+                self._lock.release()
 
     @property
     def is_forked(self) -> bool:
@@ -84,24 +93,29 @@ class Turns:
     @contextlib.contextmanager
     def each_generation(self, told: Callable[[Generation], None]) -> Iterator[None]:
         """Inside it, `told` gets every generation that this thread asks for, before it begins."""
+        before = getattr(self._told, "call", None)
         self._told.call = told
         try:
             yield
         finally:
-            self._told.call = None
+            self._told.call = before
 
     def take_over(self, turn: Turn, generation: Generation) -> None:
         """The caches are `turn`'s from now on."""
         self.end_running()
         self.owner = turn
         self._current = [weakref.ref(generation), *self._current[-1:]]
-        for model in self._models:
-            model.resume()
+        self.resume()
 
     def interrupt(self) -> None:
         """Do not let what runs read on."""
         for model in self._models:
             model.cancel()
+
+    def resume(self) -> None:
+        """Take `interrupt` back."""
+        for model in self._models:
+            model.resume()
 
     def release(self, turn: Turn) -> None:
         """`turn` has ended: its caches are rolled back to a prefix of what it committed."""
@@ -119,20 +133,31 @@ class Turns:
             turn.run.synchronise()
 
     def close(self, free: Callable[[], None]) -> None:
-        """Stop what runs, in another thread too, let nothing begin any more, and `free` the models. In a fork nothing
-        is freed: that is the parent's, and so may be the lock."""
-        self.closed = True
-        if not self.is_forked:
-            self.cancel()
-            with self._lock:
-                self.end_running()
+        """Stop what runs, in another thread too, let nothing begin any more, and `free` the models: at once, or, where
+        a signal handler or a callback of a round asks for it, when that round is over. In a fork nothing is freed:
+        that is the parent's, and so may be the lock."""
+        was_closed, self.closed = self.closed, True
+        if self.is_forked or was_closed:
+            return
+        self.cancel()
+        self._free = free
+        if self._holder == threading.get_ident() and self._depth:
+            return
+        with self._lock:
+            self._end()
+
+    def _end(self) -> None:
+        free, self._free = self._free, None
+        try:
+            self.end_running()
+        finally:
+            if free is not None:
                 free()
 
     def cancel(self) -> None:
-        """`Generation.cancel` for what runs, and for what was asked for last; a reading outside any generation ends."""
+        """`Generation.cancel` for what runs, and for what was asked for last."""
         for generation in self._generations():
             generation.cancel()
-        self.interrupt()
 
     def stop(self) -> None:
         """`Generation.stop` for what runs, and for what was asked for last."""
@@ -182,9 +207,18 @@ class Turn:
             if generation.stopped:
                 return None
             assert self._controller is not None
-            round = advance(self.run, self._controller)
+            round = self._round(generation, self.run, self._controller)
             self._count(generation, round, self.run.off_reason or self._controller.off_reason)
             return round
+
+    def _round(self, generation: Generation, run: Run, controller: Fixed | Adaptive) -> Round:
+        while True:
+            try:
+                return advance(run, controller)
+            except Cancelled:
+                if generation.cancelled or self._turns.closed:
+                    raise
+                self._turns.resume()  # it was meant for the one before, which had just ended
 
     def interrupt(self, generation: Generation) -> None:
         """It was cancelled: stop what it reads, if it is the one that runs."""

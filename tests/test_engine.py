@@ -21,8 +21,7 @@ from conftest import Pair
 from support import tiny
 from support.serve_support import WAIT_S, until
 
-from specgguf import Busy, Cancelled, ConfigError, ContextFull, SamplingParams, SpeculativeLlama
-from specgguf.errors import BackendError
+from specgguf import BackendError, Busy, Cancelled, ConfigError, ContextFull, SamplingParams, SpeculativeLlama
 from specgguf.native import backend
 
 N_CTX = 2048
@@ -569,3 +568,72 @@ def test_vocabularies_of_different_lengths(tiny_folder: Path, n_target: int, n_d
         assert n_target - 1 in tokens
         assert n_target - 2 not in tokens
         assert llm.last_stats.draft_n > 0
+
+
+# --- what comes at the wrong moment -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at", [1, 2, 5])
+def test_close_inside_a_round_waits_for_its_end(
+    make: Callable[..., SpeculativeLlama], monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    """From a signal handler, or a trace's callback: the contexts are freed when nothing stands on them any more."""
+    llm = make()
+    decode, calls = backend.decode, itertools.count(1)
+
+    def closing(*arguments: Any) -> int:
+        if next(calls) == at:
+            llm.close()
+        return decode(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "decode", closing)
+        with pytest.raises((Cancelled, ConfigError)):
+            text(llm)
+    with pytest.raises(ConfigError, match="closed"):
+        text(llm)
+    assert llm._engine.target.context.handle is None
+
+
+def test_a_cancel_that_was_meant_for_the_one_before_is_not_heard(
+    llm: SpeculativeLlama, reference: SpeculativeLlama, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was on its way when that one ended: the models are told, and no generation was."""
+    decode, calls = backend.decode, itertools.count(1)
+
+    def late(*arguments: Any) -> int:
+        if next(calls) == 1:
+            llm._engine._turns.interrupt()
+        return decode(*arguments)
+
+    long = PROMPT + " word" * 250
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "decode", late)
+        said = text(llm, long)
+    reference.reset()
+    assert said == text(reference, long)
+    is_sound(llm, reference)
+
+
+def test_each_generation_is_told_and_only_to_its_own_thread(llm: SpeculativeLlama) -> None:
+    told: list[str] = []
+    with llm.each_generation(lambda _: told.append("outer")):
+        with llm.each_generation(lambda _: told.append("inner")):
+            text(llm)
+        text(llm)
+        Background(lambda: text(llm)).result()
+    text(llm)
+    assert told == ["inner", "outer"]
+
+
+def test_a_state_that_is_refused_halfway_leaves_both_caches_empty(
+    llm: SpeculativeLlama, reference: SpeculativeLlama, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text(llm)
+    state = llm.save_state()
+    with monkeypatch.context() as patch:
+        patch.setattr(llm._engine.draft_model, "load", lambda saved: (_ for _ in ()).throw(BackendError("refused")))
+        with pytest.raises(BackendError, match="refused"):
+            llm.load_state(state)
+    assert not llm._engine.target.tokens
+    is_sound(llm, reference)

@@ -68,7 +68,7 @@ def test_a_text_longer_than_the_context_is_refused(llm: SpeculativeLlama) -> Non
         score(llm._engine, [5] * 300, 0)
 
 
-def test_a_reading_outside_any_generation_is_cancelled(llm: SpeculativeLlama, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scoring_is_cancelled_with_its_generation(llm: SpeculativeLlama, monkeypatch: pytest.MonkeyPatch) -> None:
     prompt = llm.tokenize(b"a word list of some length, longer than one pass of outputs" * 3)
     decode, calls = backend.decode, 0
 
@@ -82,6 +82,6 @@ def test_a_reading_outside_any_generation_is_cancelled(llm: SpeculativeLlama, mo
     with monkeypatch.context() as patch:
         patch.setattr(backend, "decode", cancelling)
         with pytest.raises(Cancelled):
-            score(llm._engine, prompt, 0)
+            llm.create_completion(prompt, echo=True, logprobs=0, max_tokens=1)
     assert calls == 2
     assert len(score(llm._engine, prompt, 0)) == len(prompt), "the next one is read whole"

@@ -66,18 +66,20 @@ class Acceptance:
         """The chance that a token drafted with this confidence is accepted, once reached."""
         return self._bin(confidence).mean
 
-    def observe(self, survival: Sequence[float], confidences: Sequence[float], stopped: bool) -> None:
+    def observe(
+        self, survival: Sequence[float], confidences: Sequence[float], stopped: bool, reached: float = 1.0
+    ) -> None:
         """One drafted round.
 
         Args:
-            survival: P[1..], see `VerifyResult.survival`; shorter than the draft where it fell to 0.
+            survival: of the tokens that the draft model wrote, see `VerifyResult.survival`; shorter where it fell to 0.
+            reached: the chance that what stood before them in the block survives.
             confidences: of the drafted tokens, and when `stopped` of the one that was not drawn, which counts with
                 its expected acceptance: else stopping would flatter the rate.
             stopped: a token was not drawn because of the distribution that it would have been drawn from.
         """
         n_drafted = len(confidences) - stopped
-        reached = 1.0
-        for confidence, (accepted, rejected) in zip(confidences, _steps(survival, n_drafted), strict=False):
+        for confidence, (accepted, rejected) in zip(confidences, _steps(survival, n_drafted, reached), strict=False):
             for count in (self.rate, self._bin(confidence)):
                 count.add(accepted, rejected)
             reached = accepted
@@ -122,9 +124,8 @@ def _powers(chance: float, n: int) -> list[float]:
     return [chance**k for k in range(1, n + 1)]
 
 
-def _steps(survival: Sequence[float], n_drafted: int) -> Iterator[tuple[float, float]]:
+def _steps(survival: Sequence[float], n_drafted: int, before: float = 1.0) -> Iterator[tuple[float, float]]:
     """Accepted and rejected shares of each drafted token."""
-    before = 1.0
     for j in range(n_drafted):
         after = survival[j] if j < len(survival) else 0.0
         yield after, before - after

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from specgguf.decode.records import PROBE_MAX, Candidate, Plan, Round
+from specgguf.decode.records import FORCED, PROBE_MAX, Candidate, Plan, Round
 from specgguf.decode.sampling import Distribution
 
 from .acceptance import Acceptance
@@ -43,8 +43,9 @@ class InFlight:
     Attributes:
         why: one word or two, for the trace.
         speed: tokens per second that further draft tokens must not fall below.
-        confidences: of the distributions that drafted tokens were, or would have been, drawn from.
+        confidences: of the distributions that the draft model's tokens were, or would have been, drawn from.
         stopped: the last of them was not drawn from.
+        n_forced: tokens that had to come and stand before those in the block; None until the first question.
     """
 
     acceptance: Acceptance
@@ -57,6 +58,7 @@ class InFlight:
     speed: float = 0.0
     confidences: list[float] = field(default_factory=list)
     stopped: bool = False
+    n_forced: int | None = None
 
     def keep_drafting(self, i: int, distribution: Distribution | None) -> bool:
         """Worth it? `distribution` None: a draft decode for token i; else: drawing token i from it.
@@ -64,17 +66,19 @@ class InFlight:
         Yes when for some number of further tokens what they are expected to add repays, at the current speed, what is
         still unpaid: draft decodes, and the larger verification.
         """
+        if self.n_forced is None:
+            self.n_forced = i
         if distribution is not None:
             self.confidences.append(distribution.confidence)
-        alive = 1.0
-        for confidence in self.confidences[:i]:
+        alive = self.acceptance.by_match[FORCED].mean ** self.n_forced
+        for confidence in self.confidences[: i - self.n_forced]:
             alive *= self.acceptance.given(confidence)
         rate, draft_s = self.acceptance.rate.mean, self.costs.draft_s
         unpaid = (draft_s if distribution is None else 0.0) - self.costs.verify_s(i + 1)
         gain = 0.0
         for j in range(i, self.n_max):
             given = j == i and distribution is not None
-            alive *= self.acceptance.given(self.confidences[i]) if given else rate
+            alive *= self.acceptance.given(self.confidences[-1]) if given else rate
             gain += alive
             if gain >= self.speed * (unpaid + self.costs.verify_s(j + 2)):
                 return True
@@ -249,7 +253,9 @@ class Adaptive:
     def _observe_acceptance(self, flight: InFlight, round: Round) -> None:
         self.acceptance.observe_probe(round.probe)
         if flight.confidences:
-            self.acceptance.observe(round.survival, flight.confidences, flight.stopped)
+            n_forced = flight.n_forced or 0
+            reached = dict(enumerate(round.survival, 1)).get(n_forced, 0.0) if n_forced else 1.0
+            self.acceptance.observe(round.survival[n_forced:], flight.confidences, flight.stopped, reached)
         candidate = flight.candidate
         if candidate is not None and round.source == "ngram":
             self.acceptance.observe_match(candidate.match, round.survival, round.draft_n)

@@ -102,8 +102,6 @@ class ModelDrafter:
             try:
                 q = distribution(logits, tokens)
             except ConfigError:
-                if not tokens:
-                    raise
                 break  # nothing that may follow is in the draft's vocabulary
             if not keep_drafting(len(tokens), q):
                 break

@@ -5,12 +5,14 @@ It decides nothing: a round over it is `step.speculate`.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from specgguf.config import DRAFT_MAX_LIMIT
+from specgguf.errors import BackendError, ConfigError
 
 from .drafters import Drafter
 from .ngrams import NgramDrafter
@@ -53,6 +55,8 @@ class Run:
     plain_probs: list[Distribution] = field(default_factory=list)
     grammar: GrammarCursor | None = None
     off_reason: str = ""
+    _forced: tuple[int, ...] = ()
+    _forced_at: int = -1
 
     @property
     def n_draft_max(self) -> int:
@@ -72,7 +76,15 @@ class Run:
         """The tokens that must come now, as far as they are forced."""
         if self.grammar is None:
             return ()
-        tokens = self.grammar.forced(self.committed[self.n_prompt :])[:DRAFT_MAX_LIMIT]
+        if self._forced_at != len(self.committed):  # asked for the plan, and again for the draft
+            self._forced, self._forced_at = self._find_forced(self.grammar), len(self.committed)
+        return self._forced
+
+    def _find_forced(self, grammar: GrammarCursor) -> tuple[int, ...]:
+        try:
+            tokens = grammar.forced(self.committed[self.n_prompt :])[:DRAFT_MAX_LIMIT]
+        except (BackendError, ConfigError):  # a limit of the search for them: plain decoding may go on
+            return ()
         return tuple(itertools.takewhile(lambda token: token < self.draft_transform.n_vocab, tokens))
 
     @property
@@ -92,7 +104,8 @@ class Run:
         """The draft model failed: what is left of this answer is generated without it."""
         self.off_reason = f"the draft model failed: {error}"
         if self.drafter is not None:
-            self.drafter.synchronise(self.committed)
+            with contextlib.suppress(BackendError):
+                self.drafter.synchronise(self.committed)
             self.drafter = None
 
     def q_after(self, logits: Logits, text: Sequence[int]) -> Distribution:

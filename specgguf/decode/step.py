@@ -8,6 +8,7 @@ the injected one, and no files. However a round ends, every cache holds a prefix
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
@@ -18,7 +19,7 @@ from specgguf.errors import BackendError, ConfigError
 from .drafters import PENDING_MAX
 from .records import PROBE_MAX, Draft, Plan, Round, TokenLogprob
 from .run import Rows, Run
-from .sampling import Logits, logprob, one_hot
+from .sampling import Logits, logprob
 from .sequence import Decode, Forward, decode_in_turn
 from .verifier import cut
 
@@ -84,15 +85,11 @@ def _draft(run: Run, plan: Plan) -> Generator[Forward, Logits, Draft]:
     """What is had for nothing, or the tokens that must come and what the drafter proposes after them, in one block."""
     if plan.n_max <= 0:
         return Draft()
-    if plan.source == "ngram":
+    if plan.source == "ngram" or run.off_reason:
         tokens = run.candidate.tokens[: plan.n_max] if run.candidate is not None else ()
-        return Draft(tokens, (None,) * len(tokens), plan.source if tokens else "")
-    forced: list[int] = []
-    for token in run.forced[: plan.n_max]:
-        if not plan.keep_drafting(len(forced), one_hot(token)):
-            break
-        forced.append(token)
-    head = Draft(tuple(forced), (None,) * len(forced), "forced" if forced else "")
+        return Draft(tokens, (None,) * len(tokens), "ngram" if tokens else "")
+    forced = run.forced[: plan.n_max]
+    head = Draft(forced, (None,) * len(forced), "forced" if forced else "")
     n_left = plan.n_max - len(forced)
     if run.drafter is None or not n_left or (forced and not plan.keep_drafting(len(forced), None)):
         return head
@@ -176,7 +173,7 @@ def step(
         fails, fails for all that took part.
     """
     started = clock()
-    rounds = [_Speculating(speculate(run, one)) for run, one in zip(runs, plan(runs), strict=True)]
+    rounds = [_Speculating(run, one) for run, one in zip(runs, plan(runs), strict=True)]
     seconds: dict[str, Any] = {}
     for kind in ("draft", "prefill", "verify"):
         ended = started
@@ -204,8 +201,9 @@ class _Speculating:
     asked: Forward | None
     outcome: Round | Exception
 
-    def __init__(self, speculation: Speculation) -> None:
-        self._speculation = speculation
+    def __init__(self, run: Run, plan: Plan) -> None:
+        self._run = run
+        self._speculation = speculate(run, plan)
         self.answer(None)
 
     def answer(self, rows: Logits | Exception | None) -> None:
@@ -220,3 +218,5 @@ class _Speculating:
             self.outcome = done.value
         except Exception as error:
             self.outcome = error
+            with contextlib.suppress(BackendError):  # a cache that cannot be rolled back was cleared
+                self._run.synchronise()

@@ -43,7 +43,6 @@ class Engine(Protocol):
     """What the worker needs of `api.SpeculativeLlama`."""
 
     def each_generation(self, told: Callable[[Any], None]) -> AbstractContextManager[None]: ...
-    def cancel(self) -> None: ...
 
 
 class Job:
@@ -190,8 +189,6 @@ class Worker:
                 job.end(Cancelled("stopped while waiting"))
                 return
             job.stop(reason, finish=finish)
-            if self._running is job and job.generation is None and job.cancelled:
-                self._engine.cancel()  # it may read a prompt to score it
         if finish and not job.ended.is_set():
             asyncio.get_running_loop().call_later(FINISH_S, self._give_up, job)
 

@@ -35,7 +35,7 @@ from support.worlds import DRAFT_MAX, MACHINES, N_TOKENS, TEXTS, Kind, MakeAdapt
 
 from specgguf.control.controller import Adaptive, Fixed, InFlight
 from specgguf.control.costs import Costs
-from specgguf.decode.records import PROBE_MAX, Candidate, Plan, Round
+from specgguf.decode.records import FORCED, PROBE_MAX, Candidate, Plan, Round
 from specgguf.decode.sampling import Distribution
 
 D, N = DRAFT_MAX, N_TOKENS
@@ -518,3 +518,34 @@ def test_an_ngram_competes_with_the_draft_model() -> None:
     model = made.plan(100, Candidate((1, 2, 3, 4, 5, 6), 2))
     assert (model.source, model.n_max) == ("", D)
     assert made.plan(2, Candidate((1, 2, 3, 4, 5, 6), 4)).n_max <= 2
+
+
+# --- tokens that had to come ------------------------------------------------------------------------------------
+
+
+def test_forced_tokens_teach_nothing_about_the_draft_model() -> None:
+    """Blocks of one token that had to come: the draft was not asked, so neither its speed nor its acceptance moves."""
+    made = controller()
+    before = made.costs.draft_s, made.acceptance.rate.mean
+    for _ in range(20):
+        plan = made.plan(100, Candidate((7,), FORCED))
+        made.observe(plan, Round((7, 1), draft_n=1, survival=(1.0,), source="forced", verify_s=GPU.verify_s[1]))
+    assert made.acceptance.rate.mean == before[1]
+    assert made.costs.draft_s == pytest.approx(before[0], rel=0.05), "but for the machine's factor"
+    assert made.acceptance.n_seen == 0
+    assert made.acceptance.by_match[FORCED].weight > 0.0
+
+
+def test_what_follows_forced_tokens_counts_from_there() -> None:
+    """Two forced tokens, then two of the draft model's, of which the second was rejected: as if those stood alone."""
+    chained, alone = controller(), controller()
+    for made, n_forced in ((chained, 2), (alone, 0)):
+        plan = made.plan(100)
+        for i in range(2):
+            assert plan.keep_drafting(n_forced + i, None) or i == 0
+            assert plan.keep_drafting(n_forced + i, distribution())
+        seconds = GPU.verify_s[n_forced + 2]
+        survival = (*[1.0] * n_forced, 0.9, 0.0)
+        made.observe(plan, Round((1,), draft_n=n_forced + 2, survival=survival, source="model", verify_s=seconds))
+    assert chained.acceptance.rate.mean == pytest.approx(alone.acceptance.rate.mean)
+    assert chained.acceptance.n_seen == alone.acceptance.n_seen == 2
