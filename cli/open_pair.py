@@ -89,10 +89,13 @@ def load(pair: Pair, settings: Settings, status: StatusOutput, *, can_stop: bool
 def switch(
     loaded: Loaded, ref: str, draft_ref: str, settings: Settings, status: StatusOutput, *, origin: str = "by /model"
 ) -> Loaded:
-    """Load other models instead of `loaded`, which comes back when they cannot be loaded. `origin` is who chose them.
+    """Load other models instead of `loaded`, which comes back when they cannot be loaded or hold no conversation.
+
+    Args:
+        origin: who chose them.
 
     Raises:
-        SpecggufError: the new models cannot be had; `loaded` is as it was, or was loaded again.
+        SpecggufError: the new models cannot be had or used; `loaded` is as it was, or was loaded again.
     """
     wanted = settings.without_preset()
     wanted.put("model", ref, origin)
@@ -101,12 +104,23 @@ def switch(
     pair = pick(wanted, status)
     loaded.engine.close()  # two pairs at once may not fit
     try:
-        found = load(pair, wanted, status, can_stop=True)
-    except SpecggufError:
+        found = _load_for_conversation(pair, wanted, status)
+    except Exception:
         if loaded.pair is not None:
             loaded.engine = load(loaded.pair, settings, status).engine
         raise
     settings.become(wanted)
+    return found
+
+
+def _load_for_conversation(pair: Pair, settings: Settings, status: StatusOutput) -> Loaded:
+    """As `load`, stoppable; what cannot hold a conversation does not stay loaded."""
+    found = load(pair, settings, status, can_stop=True)
+    try:
+        check_template(found)
+    except BaseException:
+        found.engine.close()
+        raise
     return found
 
 

@@ -30,9 +30,11 @@ install_llama_cpp() {
     run_pip install "$spec"
 }
 
-# The wheel that pip kept of an earlier build, whatever newer release there is; false where it is not right.
+# The wheel that pip kept of an earlier build, whatever newer release there is; false where it is not right. Its name does
+# not tell what it was built for: only what is built by default is kept, and it never stands for a GPU that was chosen.
 take_kept() {
     [ -z "${CMAKE_ARGS+set}" ] && [ -n "$kept" ] || return 1
+    case $backend in cu*) return 1 ;; esac
     "$python" -m pip --disable-pip-version-check install --no-deps "$kept" >>"$log" 2>&1 || return 1
     loads_or_goes "the llama.cpp that pip kept" || return 1
     say "taking the llama.cpp that pip kept (to build it again: pip cache remove llama_cpp_python)"
@@ -116,6 +118,7 @@ compile() {
     find_compiler || no_compiler
     keep= # otherwise pip would hand out again what it kept
     [ -z "${CMAKE_ARGS+set}$kept" ] || keep=--no-cache-dir
+    case $backend in cu*) keep=--no-cache-dir ;; esac # the next clone may choose the CPU
     set_build_flags
     [ -z "$remark" ] || say "$remark"
     say "compiling llama.cpp, once: about $(minutes_to_compile) minutes on this machine ($log)"

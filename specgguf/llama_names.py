@@ -95,7 +95,7 @@ class LlamaNames:
         return Tokenizer(self)
 
     def n_embd(self) -> int:
-        """The width of the model."""
+        """Dimensions of an embedding."""
         return int(self._pair.weights.llama.n_embd())
 
     @property
@@ -105,7 +105,7 @@ class LlamaNames:
 
     @property
     def n_batch(self) -> int:
-        """The most tokens decoded in one pass."""
+        """The most tokens of a forward pass."""
         return self._pair.engine.target.context.n_batch
 
     @property

@@ -71,7 +71,7 @@ def open_pair(
     Args:
         model_path, draft_model_path: files; the draft may be "ngram".
         config: drafting defaults.
-        strict: pad single tokens to two, see `model.Model`.
+        strict: pad single tokens to two, see `native.context.Context`.
         keywords: of `llama_cpp.Llama`, for the target and with `draft_` for the draft.
 
     Raises:

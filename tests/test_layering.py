@@ -22,7 +22,9 @@ ORDER = """
 errors config presets models native fit decode control grammar text turns engine scoring loading llama_names calls api
 llm_plugin serve bench cli
 """.split()
-CLI_ORDER = "terminal exits options flags interrupts keyboard settings pairing open_pair chat commands main".split()
+CLI_ORDER = (
+    "terminal exits options click_options interrupts keyboard settings pairing open_pair chat commands main".split()
+)
 FILES_MAX = 10  # of a folder, beside __init__
 LINES_MAX = 300
 

@@ -188,6 +188,34 @@ def test_a_wheel_that_pip_kept_is_taken(clone: Clone) -> None:
     assert not any("--only-binary" in line or " -v install" in line for line in clone.asked)
 
 
+@pytest.mark.parametrize("answer", ["y", "n"])
+def test_a_wheel_that_pip_kept_does_not_stand_for_a_gpu_that_was_chosen(clone: Clone, answer: str) -> None:
+    """Its name does not tell what it was built for. A build for the GPU is not kept either, for the same reason."""
+    clone.tool("nvidia-smi", NVIDIA)
+    clone.tool("g++", "exit 1")
+    clone.python(kept=KEPT)
+    status, said = in_terminal(clone, answer)
+    assert status == 0, said
+    took = any(line.endswith("/kept.whl") for line in clone.asked)
+    built = [line for line in clone.asked if " -v install" in line]
+    if answer == "n":
+        assert (took, built) == (True, [])
+        return
+    assert not took
+    assert [line.split().count("--no-cache-dir") for line in built] == [1]
+    assert clone.told["CMAKE_ARGS"] == "-DLLAVA_BUILD=OFF -DGGML_CUDA=on"
+
+
+def test_a_build_for_a_gpu_is_not_kept(clone: Clone) -> None:
+    clone.tool("nvidia-smi", NVIDIA)
+    clone.tool("g++", "exit 1")
+    status, said = in_terminal(clone, "y")
+    assert status == 0, said
+    (built,) = [line for line in clone.asked if " -v install" in line]
+    assert "--no-cache-dir" in built
+    assert "pip keeps the wheel" not in said
+
+
 def test_a_kept_wheel_that_does_not_load_is_not_handed_out_again(clone: Clone) -> None:
     clone.tool("g++", "exit 1")
     clone.python(kept=KEPT, take="exit 0")  # nothing that loads came of it

@@ -61,12 +61,11 @@ class ChatSession:
             self.status.say(f"its last question has no answer (/retry asks it again): {self.short(session.pending)}")
 
     def switch(self, ref: str, draft_ref: str, *, origin: str = "by /model") -> None:
-        """Go on with other models. The old ones come back when the new ones cannot be loaded."""
+        """Go on with other models. The old ones come back where the new ones cannot be used."""
         self.conversation.loaded = open_pair.switch(
             self.conversation.loaded, ref, draft_ref, self.settings, self.status, origin=origin
         )
         self.describe()
-        open_pair.check_template(self.conversation.loaded)
 
     def describe(self) -> None:
         """Tell the autosave which models and settings belong to the conversation."""

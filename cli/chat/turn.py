@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from specgguf.text.completion import Completion
     from specgguf.text.template import RenderedPrompt
 
-FINISH_REASONS = {"eos": "stop", "stop": "stop", "length": "length"}  # OpenAI's words
-
 Message = dict[str, Any]
 
 
@@ -102,6 +100,8 @@ def ask(
         KeyboardInterrupt: Ctrl-C a second time.
         SpecggufError: the engine refused or failed; the sink is ended.
     """
+    from specgguf.text.completion import FINISH_REASONS
+
     try:
         reply = engine.chat(prompt, **sampling)
         generation = reply.generation

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from specgguf.cli import exits, open_pair
-from specgguf.cli.flags import GroupedCommand, SectionOption, option, options
+from specgguf.cli.click_options import GroupedCommand, SectionOption, option, options
 from specgguf.cli.interrupts import Interrupts
 from specgguf.cli.open_pair import Loaded
 from specgguf.cli.options import BY_NAME

@@ -17,7 +17,7 @@ from specgguf.cli.chat.input import reader
 from specgguf.cli.chat.saved import sessions
 from specgguf.cli.chat.saved.autosave import Autosave
 from specgguf.cli.chat.saved.sessions import Session
-from specgguf.cli.flags import GroupedCommand, SectionOption, options
+from specgguf.cli.click_options import GroupedCommand, SectionOption, options
 from specgguf.cli.keyboard import Keyboard
 from specgguf.cli.settings import Settings, gather
 from specgguf.cli.terminal import console
@@ -134,19 +134,19 @@ def chat(
             loaded = open_pair.open_engine(settings, status, yes=yes)
         except ModelNotFound as error:
             raise resume.without_its_model(session, settings, error) from error
-        with contextlib.closing(loaded.engine):
-            conversation = Conversation(loaded, settings, status, autosave, shape=shape)
-            display = Display(settings, status, as_json=as_json)
-            debug = bool(click.get_current_context().find_root().obj)
-            chat = ChatSession(conversation, display, status, settings, autosave, debug=debug)
-            if session is not None:
-                conversation.resume(session.messages, session.pending, session.branches)
-            if system and (session is None or settings.given_here("system")):
-                conversation.set_system(system)
-            open_pair.check_template(loaded)
-            for path in files:
-                chat.attach(Path(path).expanduser())
-            return loop.run(chat, keyboard, session) if text is None else oneshot.run(chat, text)
+        conversation = Conversation(loaded, settings, status, autosave, shape=shape)
+        held.callback(lambda: conversation.loaded.engine.close())  # by then /model may have put another there
+        display = Display(settings, status, as_json=as_json)
+        debug = bool(click.get_current_context().find_root().obj)
+        chat = ChatSession(conversation, display, status, settings, autosave, debug=debug)
+        if session is not None:
+            conversation.resume(session.messages, session.pending, session.branches)
+        if system and (session is None or settings.given_here("system")):
+            conversation.set_system(system)
+        open_pair.check_template(loaded)
+        for path in files:
+            chat.attach(Path(path).expanduser())
+        return loop.run(chat, keyboard, session) if text is None else oneshot.run(chat, text)
 
 
 def _session(

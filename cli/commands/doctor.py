@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from specgguf.cli.flags import options
+from specgguf.cli.click_options import options
 from specgguf.cli.settings import Settings, gather
 from specgguf.cli.terminal import console, tables
 from specgguf.cli.terminal.status import StatusOutput
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from specgguf.fit.hardware import Machine
 
 GIB = 2**30
-WIDTHS = (1, 2, 4, 8)
+BATCH_SIZES = (1, 2, 4, 8)
 LEAST_RATIO = 3.0  # how much faster a draft token should be than a target token
 REINSTALL = 'CMAKE_ARGS="-DGGML_{}=on" pip install --force-reinstall --no-cache-dir "llama-cpp-python>=0.3.36,<0.4"'
 
@@ -116,10 +116,12 @@ def _pair(settings: Settings, machine: Machine) -> tuple[dict[str, Any], list[Fi
     from specgguf.loading import open_pair
 
     target, draft, keywords = _files(settings)
-    pair = open_pair(str(target), str(draft) if draft else None, DraftConfig("off", max(WIDTHS) - 1), keywords=keywords)
+    pair = open_pair(
+        str(target), str(draft) if draft else None, DraftConfig("off", max(BATCH_SIZES) - 1), keywords=keywords
+    )
     try:
         engine = pair.engine
-        costs = calibrate(engine.target, engine.draft_model, max(WIDTHS) - 1)
+        costs = calibrate(engine.target, engine.draft_model, max(BATCH_SIZES) - 1)
         rollback = {"target": engine.target.rollback.name}
         if engine.draft_model:
             rollback["draft"] = engine.draft_model.rollback.name
@@ -161,7 +163,7 @@ def _about(target: Path, draft: Path | None, costs: Costs, rollback: dict[str, s
         "target": target.name,
         "draft": draft.name if draft else None,
         "rollback": rollback,
-        "verify_s": {n: costs.verify_s(n) for n in WIDTHS},
+        "verify_s": {n: costs.verify_s(n) for n in BATCH_SIZES},
         "draft_s": costs.draft_s if draft else None,
         "break_even": None,
     }
@@ -199,17 +201,17 @@ def _show(report: dict[str, Any]) -> None:
 
 def _outlook(break_even: float | None) -> str:
     if break_even is None:
-        return "drafting cannot pay with this pair here: it will rest"
+        return "drafting cannot pay with this pair here: drafting will be off"
     return f"drafting pays here when more than {break_even:.0%} of the drafted tokens are accepted"
 
 
 def _pair_rows(pair: dict[str, Any]) -> list[tuple[str, str]]:
     plain = pair["verify_s"][1]
-    wide = ", ".join(f"{n}: {s * 1e3:.0f} ms" for n, s in pair["verify_s"].items())
+    verify = ", ".join(f"{n}: {s * 1e3:.0f} ms" for n, s in pair["verify_s"].items())
     rows = [("target", pair["target"]), ("draft", pair["draft"] or "none")]
     rows.append(("rollback", ", ".join(f"{who} {rollback}" for who, rollback in pair["rollback"].items())))
     rows.append(("plain decoding", f"{1 / plain:.1f} tokens/s"))
-    rows.append(("a pass over n tokens", wide))
+    rows.append(("a pass over n tokens", verify))
     if pair["draft_s"]:
         rows.append(("a draft token", f"{pair['draft_s'] * 1e3:.1f} ms, {plain / pair['draft_s']:.1f} times faster"))
     return rows

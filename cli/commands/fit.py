@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from specgguf.cli.flags import GroupedCommand, SectionOption, options
+from specgguf.cli.click_options import GroupedCommand, SectionOption, options
 from specgguf.cli.settings import Settings, gather
 from specgguf.cli.terminal import tables
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
-from specgguf.cli.flags import options
+from specgguf.cli.click_options import options
 from specgguf.cli.settings import gather
 from specgguf.cli.terminal import tables
 from specgguf.cli.terminal.progress import human_bytes

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from specgguf.cli import exits, open_pair
-from specgguf.cli.flags import GroupedCommand, SectionOption, options
+from specgguf.cli.click_options import GroupedCommand, SectionOption, options
 from specgguf.cli.open_pair import Loaded
 from specgguf.cli.settings import Settings, gather
 from specgguf.cli.terminal import console

@@ -1,6 +1,6 @@
 """The memory that a pair needs, before anything is loaded.
 
-A formula over a model's `Dims` gives weights, KV caches and compute buffers, on the device and on the host;
+A formula over a model's `HParams` gives weights, KV caches and compute buffers, on the device and on the host;
 `measured` asks llama.cpp itself, by a load without weights in a child process. Speaks of bytes and layers; what
 to change when it does not fit is `fit`'s business.
 """

@@ -7,7 +7,6 @@ its real size, the same head lets llama.cpp plan a context over a model that is 
 from __future__ import annotations
 
 import io
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,26 +54,6 @@ def read(ref: str | Path | ModelFile, *, offline: bool | None = None) -> RemoteH
         headers.append(header.read(io.BufferedReader(source, BLOCK)))
         size += source.size
     return RemoteHeader(hparams.of_headers(headers, files[0][1]), None, size)
-
-
-def sparse_stub(ref: str | ModelFile, folder: Path) -> Path:
-    """A stand-in for a model on the hub: its head, then a hole up to the real size. Takes a few megabytes.
-
-    Raises:
-        ModelNotFound, DownloadError, SpecggufError: as `hub.resolve`.
-    """
-    paths = []
-    for repo, name, revision in _files(ref):
-        source = hf_client.RangeFile(repo, name, revision)
-        reader = io.BufferedReader(source, BLOCK)
-        end = header.read(reader).data_start
-        reader.seek(0)
-        path = folder / name.rsplit("/", 1)[-1]
-        with path.open("wb") as out:
-            out.write(reader.read(end))
-        os.truncate(path, source.size)
-        paths.append(path)
-    return paths[0]
 
 
 def _files(ref: str | Path | ModelFile) -> list[tuple[str, str, str]]:

@@ -248,11 +248,6 @@ def seq_cp(ctx: Context, source: int, target: int, n: int) -> None:
     llama_cpp.llama_memory_seq_cp(llama_cpp.llama_get_memory(ctx), source, target, 0, n)
 
 
-def pos_min(ctx: Context, seq: int) -> int:
-    """The first position still held; -1 when empty."""
-    return int(llama_cpp.llama_memory_seq_pos_min(llama_cpp.llama_get_memory(ctx), seq))
-
-
 def pos_max(ctx: Context, seq: int) -> int:
     """The last position held; -1 when empty."""
     return int(llama_cpp.llama_memory_seq_pos_max(llama_cpp.llama_get_memory(ctx), seq))

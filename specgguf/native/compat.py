@@ -23,7 +23,7 @@ REQUIREMENT = 'pip install "llama-cpp-python>=0.3.36,<0.4"'
 
 SYMBOLS = (
     "llama_batch llama_decode llama_get_logits llama_get_memory llama_memory_clear llama_memory_seq_rm "
-    "llama_memory_seq_cp llama_memory_seq_pos_min llama_memory_seq_pos_max llama_init_from_model llama_free "
+    "llama_memory_seq_cp llama_memory_seq_pos_max llama_init_from_model llama_free "
     "llama_n_ctx llama_n_ubatch llama_n_rs_seq llama_n_seq_max llama_state_seq_get_data_ext "
     "llama_state_seq_set_data_ext llama_state_seq_get_size_ext llama_set_abort_callback llama_log_set "
     "llama_log_callback llama_supports_gpu_offload llama_set_adapters_lora llama_adapter_lora_p_ctypes "

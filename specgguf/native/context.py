@@ -40,7 +40,7 @@ class Context:
         weights: the loaded file.
         n_ctx, n_batch, n_ubatch: as in `llama_cpp.Llama`; n_ctx 0 takes the model's own length.
         n_seq_max: how many sequences it has.
-        n_outputs_max: the most rows of logits in one pass; each takes a vocabulary of floats.
+        n_outputs_max: the most rows of logits in a forward pass; each takes a vocabulary of floats.
         n_rs_seq: ask for native rollback of so many tokens, where the architecture has it. Not for a draft model:
             it decodes single tokens, which that rollback cannot reach back over.
         pad_to: 2 decodes a single token beside a dummy, dropped at once.
@@ -191,7 +191,7 @@ class Context:
         """One native decode; the rows that each part asked for."""
         n_tokens, n_outputs = self._fill(parts)
         if len(self.sequences) > 1:
-            self.pool.make_room(n_tokens)
+            self.pool.evict(n_tokens)
             decoding = {part.sequence.id for part in parts}
             for sequence in self.sequences:
                 if sequence.id not in decoding:

@@ -92,7 +92,7 @@ class Pool:
         if not target.rolls_back_freely:  # cells of its own
             self._n_released += 1
             source.last_used = self._n_released  # the last one to be emptied for them
-            self.make_room(n)
+            self.evict(n)
         target.copy(source, n)
 
     def release(self, sequence: Sequence) -> None:
@@ -100,7 +100,7 @@ class Pool:
         self._n_released += 1
         sequence.n_reserved, sequence.last_used = 0, self._n_released
 
-    def make_room(self, n: int) -> None:
+    def evict(self, n: int) -> None:
         """Empty idle sequences, least recently used first, until `n` more tokens have cells. For tokens within what was
         promised there always are enough."""
         idle = None

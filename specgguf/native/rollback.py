@@ -72,7 +72,7 @@ class Plain:
 
     With a sliding window, positions before the window of the cut are needed again: where one of them is gone, nothing
     can be kept. A cut within the last decode is always safe where that was one ubatch: the next one may discard what
-    the first tokens of a wider decode still see, and so may the next pass of another sequence.
+    the first tokens of a longer decode still see, and so may a later decode of another sequence.
     """
 
     name = "plain"
@@ -173,8 +173,8 @@ class Checkpoint:
 class Native(Checkpoint):
     """llama.cpp's own rollback of recurrent states, with checkpoints for what it cannot reach.
 
-    It is right for at most min(n_rs_seq, width of the last decode − 1) tokens, and once per decode; outside that
-    llama.cpp answers True and leaves a wrong state, so the width is tracked here.
+    It is right for at most min(n_rs_seq, tokens of the last decode − 1) tokens, and once per decode; outside that
+    llama.cpp answers True and leaves a wrong state, so that number is tracked here.
     """
 
     name = "native"

@@ -22,8 +22,8 @@ _families = itertools.count()  # never used again: an old family's cells may out
 
 
 class Part(NamedTuple):
-    """What one pass decodes of one sequence: `tokens` after those it holds, then `n_padding` dummies that are dropped
-    at once, since some kernels are faster with a full tile of tokens. Logits of the last `n_outputs` tokens."""
+    """What a forward pass decodes of one sequence: `tokens` after those it holds, then `n_padding` dummies that are
+    dropped at once, since some kernels are faster with a full tile of tokens. Logits of the last `n_outputs` tokens."""
 
     sequence: Sequence
     tokens: abc.Sequence[int]

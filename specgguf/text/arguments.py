@@ -17,7 +17,7 @@ from specgguf.grammar.sources import Grammar, json_grammar, read_grammar, respon
 
 from .tools.calls import choose
 
-# Arguments of llama-cpp-python that change the law in ways that cannot be exact here, and their neutral values.
+# Arguments of llama-cpp-python that change the distribution and cannot be exact here, and their neutral values.
 NEUTRAL: dict[str, tuple[Any, str]] = {
     "mirostat_mode": (0, "its distribution depends on the surprise of tokens already drawn"),
     "tfs_z": (1.0, "tail-free sampling is gone from llama.cpp too"),

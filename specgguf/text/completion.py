@@ -21,7 +21,7 @@ from .tools.calls import ToolCall, ToolCallParser
 
 Json = dict[str, Any]
 
-FINISH_REASONS = {"eos": "stop", "stop": "stop", "length": "length"}
+FINISH_REASONS = {"eos": "stop", "stop": "stop", "length": "length"}  # a generation's, in OpenAI's words
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ from specgguf.config import did_you_mean, one_line
 from specgguf.errors import ConfigError, ContextFull, Unsupported
 
 from .control_texts import ControlTexts, Rendered
-from .detokenize import ReasoningSplitter
 from .messages import Message, normalized
 
 _TEMPLATE_KEY = "tokenizer.chat_template"
@@ -183,16 +182,6 @@ class _Recorder(BaseException):
             self.prompt = prompt
         self.stop = tuple(s for s in ([stop] if isinstance(stop, str) else stop or ()) if s)
         raise self
-
-
-def split_reasoning(text: str, opened: str = "") -> tuple[str, str]:
-    """(reasoning, answer) of a whole reply; `opened` as in `ReasoningSplitter`."""
-    splitter = ReasoningSplitter(opened)
-    parts = splitter.feed(text) + splitter.flush()
-    return (
-        "".join(part for kind, part in parts if kind == "reasoning").rstrip(),
-        "".join(part for kind, part in parts if kind == "answer"),
-    )
 
 
 def fit(

@@ -11,7 +11,7 @@ from specgguf.cli import open_pair, pairing
 from specgguf.cli.chat import slash
 from specgguf.cli.chat.saved import sessions
 from support.cli_support import Run, converse, home, run
-from support.fake_engine import FakeEngine, loaded, pieces
+from support.fake_engine import FakeEngine, Untemplated, loaded, pieces
 
 from specgguf.errors import BackendError, ContextFull, ModelNotFound
 from specgguf.text.template import RenderedPrompt
@@ -277,9 +277,25 @@ def test_model(converse: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "no such model: nowhere" in ran.err
     assert asked(first)[1][-1] == "two"  # still there after the failure
     assert first.closed
+    assert second.closed
     assert [m["content"] for m in second.asked[0]][-1] == "three"
     assert len(second.asked[0]) == 5
     assert second.keywords[0]["temperature"] == 0.8
+
+
+def test_model_without_a_chat_template_leaves_the_old_one(converse: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, untemplated, again = numbered(), Untemplated(), numbered()
+    old, new = (pairing.Pair(Path(name), None, name, "") for name in ("old.gguf", "new.gguf"))
+    monkeypatch.setattr(open_pair, "pick", lambda *_, **__: new)
+    monkeypatch.setattr(open_pair, "_load", lambda pair, _settings: again if pair is old else untemplated)
+    monkeypatch.setattr("support.cli_support.loaded", lambda fake: open_pair.Loaded(fake, "old.gguf", pair=old))
+    ran = converse("one", "/model new.gguf", "/model", "two", fake=first)
+    assert ran.code == 0
+    assert "new.gguf: this model file has no chat template, so it cannot hold a conversation" in ran.err
+    assert "target  old.gguf" in ran.err
+    assert [m["content"] for m in again.asked[0]] == ["one", "Answer 1.", "two"]
+    assert untemplated.asked == []
+    assert (first.closed, untemplated.closed, again.closed) == (True, True, True)
 
 
 def test_leaving(converse: Run) -> None:

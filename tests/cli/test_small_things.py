@@ -6,23 +6,22 @@ import base64
 import io
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from specgguf.cli import exits, open_pair, pairing
 from specgguf.cli.chat import attachments
 from specgguf.cli.chat.actions import keep
 from specgguf.cli.chat.saved import sessions
-from specgguf.cli.flags import _Kind
+from specgguf.cli.click_options import _Kind
 from specgguf.cli.options import BY_NAME
 from specgguf.cli.terminal.console import clean
 from specgguf.cli.terminal.markdown import StableMarkdown
 from specgguf.cli.terminal.progress import ReadingLine
 from specgguf.cli.terminal.status import StatusOutput
 from support.cli_support import Run, converse, home, run
-from support.fake_engine import FakeEngine, pieces
+from support.fake_engine import FakeEngine, Untemplated, pieces
 
-from specgguf.errors import Cancelled, ConfigError, ModelNotFound, Unsupported
+from specgguf.errors import Cancelled, ConfigError, ModelNotFound
 from specgguf.fit import draft_candidates
 from specgguf.models import inventory
 
@@ -177,10 +176,6 @@ def test_the_parts_of_the_context_add_up(converse: Run) -> None:
 
 
 def test_a_model_without_a_chat_template_is_refused_at_load(run: Run) -> None:
-    class Untemplated(FakeEngine):
-        def render(self, *arguments: Any, **keywords: Any) -> Any:
-            raise Unsupported("this model file has no chat template", hint="in Python, chat_format=")
-
     ran = run("chat", "x", fake=Untemplated())
     assert ran.code == exits.FAILED
     assert "target.gguf: this model file has no chat template, so it cannot hold a conversation" in ran.err

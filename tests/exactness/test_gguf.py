@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import llama_cpp
 import numpy as np
 import pytest
 from conftest import Pair
@@ -28,7 +29,7 @@ from specgguf.decode.records import Draft, Round, VerifyResult
 from specgguf.decode.sampling import Distribution, Rng, Transform, draw
 from specgguf.decode.verifier import RULES, verify_token
 from specgguf.grammar.cursor import GrammarCursor, compile_grammar
-from specgguf.native import backend, rollback
+from specgguf.native import rollback
 from specgguf.native.context import Model
 from specgguf.native.weights import Weights
 
@@ -339,7 +340,8 @@ def test_a_sliding_window_that_has_moved_on(tiny_sliding: Pair) -> None:
         for cut in (995, 960, 700, 300, 100):
             model.reuse(text)
             model.extend(text[len(model.tokens) :], 1)
-            assert backend.pos_min(model.context.handle, 0) > 0
+            memory = llama_cpp.llama_get_memory(model.context.handle)
+            assert llama_cpp.llama_memory_seq_pos_min(memory, 0) > 0
             kept.append(model.roll_back(cut))
             assert kept[-1] in (0, cut)
             row = model.extend(text[kept[-1] : cut + 1], 1)[0].copy()

@@ -278,7 +278,7 @@ def test_an_unreachable_hub_is_noticed_at_once() -> None:
     assert "network" in caught.value.hint
 
 
-def test_a_head_is_read_by_ranges(server: HubServer, tiny_chat: Pair, tmp_path: Path) -> None:
+def test_a_head_is_read_by_ranges(server: HubServer, tiny_chat: Pair) -> None:
     data = tiny_chat.target.read_bytes() + b"\0" * (8 << 20)
     server.add(REPO, "long-q6_k.gguf", data)
     found = remote_header.read(f"{REPO}:q6_k")
@@ -288,9 +288,6 @@ def test_a_head_is_read_by_ranges(server: HubServer, tiny_chat: Pair, tmp_path: 
     ranges = [r.range for r in server.log if r.range]
     assert ranges
     assert sum(int(r.split("-")[1]) + 1 - int(r[6:].split("-")[0]) for r in ranges) < len(data) / 2
-    stand_in = remote_header.sparse_stub(f"{REPO}:q6_k", tmp_path)
-    assert stand_in.stat().st_size == len(data)
-    assert stand_in.stat().st_blocks * 512 < len(data) / 2
     assert hub.cached(f"{REPO}:q6_k") is None
 
 

@@ -17,7 +17,7 @@ from specgguf.cli.open_pair import Loaded
 
 from specgguf.decode.records import Chunk, Round
 from specgguf.decode.stats import Stats
-from specgguf.errors import Cancelled
+from specgguf.errors import Cancelled, Unsupported
 from specgguf.text.completion import ChatCompletion, ResponseMetadata
 from specgguf.text.detokenize import ReasoningSplitter, open_reasoning
 from specgguf.text.stream import ChunkStream
@@ -157,6 +157,13 @@ class FakeEngine:
 
     def close(self) -> None:
         self.closed = True
+
+
+class Untemplated(FakeEngine):
+    """A model file without a chat template."""
+
+    def render(self, *arguments: Any, **keywords: Any) -> RenderedPrompt:
+        raise Unsupported("this model file has no chat template", hint="in Python, chat_format=")
 
 
 class FakePrompt(RenderedPrompt):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.tiny import CHAT_TEMPLATE
 
 from specgguf.errors import ConfigError, ContextFull, Unsupported
-from specgguf.text.template import ChatTemplate, NamedTemplate, fit, split_reasoning
+from specgguf.text.template import ChatTemplate, NamedTemplate, fit
 
 # The parts of Qwen3's template that matter here: earlier reasoning is dropped, enable_thinking, tools.
 QWEN3_LIKE = """
@@ -154,12 +154,6 @@ def test_named_formats_of_llama_cpp_python() -> None:
         chat.render(said("hi"), enable_thinking=True)
     with pytest.raises(Unsupported):
         NamedTemplate("functionary-v2")
-
-
-def test_split_reasoning() -> None:
-    assert split_reasoning("<think>\nwhy\n</think>\n\nyes") == ("why", "yes")
-    assert split_reasoning("why\n</think>\n\nyes", opened="<think>") == ("why", "yes")
-    assert split_reasoning(" yes") == ("", " yes")
 
 
 def words(messages: list[dict[str, Any]]) -> int:

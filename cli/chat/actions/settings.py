@@ -181,6 +181,6 @@ def complete_set(_chat: ChatSession, _words: str) -> Iterable[str]:
 
 def complete_model(_chat: ChatSession, _words: str) -> Iterable[str]:
     """Names of presets, and of the models that are here."""
-    from specgguf.cli.flags import model_names
+    from specgguf.cli.click_options import model_names
 
     return model_names()
