@@ -212,13 +212,13 @@ class Turn:
             return round
 
     def _round(self, generation: Generation, run: Run, controller: Fixed | Adaptive) -> Round:
-        while True:
-            try:
-                return advance(run, controller)
-            except Cancelled:
-                if generation.cancelled or self._turns.closed:
-                    raise
-                self._turns.resume()  # it was meant for the one before, which had just ended
+        try:
+            return advance(run, controller)
+        except Cancelled:
+            if generation.cancelled or self._turns.closed:
+                raise
+            self._turns.resume()  # it was meant for the one before, which had just ended
+            return advance(run, controller)
 
     def interrupt(self, generation: Generation) -> None:
         """It was cancelled: stop what it reads, if it is the one that runs."""

@@ -441,7 +441,7 @@ def test_a_decode_that_fails_once_does_not_spoil_the_next_answer(
     make: Make, memory: str, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the target: a clear error, and then the text of an engine that had none. In the draft: the text all the same,
-    and drafting is off for what is left of it, unless it was an abort."""
+    and drafting is off for what is left of it. An abort that nobody asked for is tried again, in either."""
     llm = make(memory)
     wanted = complete(llm)["choices"]
     decode = backend.decode
@@ -459,9 +459,9 @@ def test_a_decode_that_fails_once_does_not_spoil_the_next_answer(
             patch.setattr(backend, "decode", failing)
             try:
                 assert complete(llm)["choices"] == wanted
-                assert "the draft model failed" in llm.last_stats.off_reason
+                assert ("the draft model failed" in llm.last_stats.off_reason) == (code != 2)
             except SpecggufError as error:
-                assert re.search("stopped|no room|failed to decode", str(error))  # noqa: PT017
+                assert re.search("no room|failed to decode", str(error))  # noqa: PT017
                 assert not llm.last_stats.off_reason
         assert complete(llm)["choices"] == wanted
         if fail_at % 2:

@@ -13,7 +13,7 @@ from support import tiny
 
 from specgguf import ConfigError, SpeculativeLlama, Unsupported, presets
 from specgguf.fit import search
-from specgguf.models import hub
+from specgguf.models import hub, patterns
 
 
 @pytest.fixture
@@ -58,13 +58,14 @@ def test_from_pretrained(tiny_chat: Pair, monkeypatch: pytest.MonkeyPatch) -> No
         return tiny_chat.draft if "small" in ref else tiny_chat.target
 
     monkeypatch.setattr(hub, "resolve", resolve)
+    monkeypatch.setattr(patterns, "match", lambda repo, pattern, *, offline: pattern.replace("*", "large-"))
     with SpeculativeLlama.from_pretrained(
         "org/large", "*q4_k_m.gguf", draft_repo_id="org/small", offline=True, n_ctx=256, n_threads=1
     ) as llm:
         assert llm.draft_model_path == str(tiny_chat.draft)
     with SpeculativeLlama.from_pretrained("org/large", n_ctx=256, n_threads=1) as llm:
         assert llm.draft_model_path is None
-    assert asked == [("org/large:q4_k_m.gguf", True), ("org/small", True), ("org/large", None)]
+    assert asked == [("org/large:large-q4_k_m.gguf", True), ("org/small", True), ("org/large", None)]
 
 
 @pytest.mark.parametrize("template", ["{{", "{% unheard_of %}", "{% for m in messages %}"])

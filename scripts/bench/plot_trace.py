@@ -1,4 +1,4 @@
-"""Draft length, acceptance and speed over one answer, as SVG: scripts/bench/run plot-trace TRACE.jsonl OUT.svg
+"""Draft length, acceptance and speed over one answer, as SVG: run plot-trace TRACE.jsonl OUT.svg
 
 TRACE is what `specgguf chat --trace FILE` or SpeculativeLlama(trace=FILE) wrote; its last answer is drawn.
 """
