@@ -92,12 +92,15 @@ def mentioned(text: str) -> list[Path]:
 
 def given_text(text: str, where: str) -> str:
     """`text`, or the content of the file where it is @FILE. Raises ConfigError, which names `where`."""
-    if not text.startswith("@"):
-        return text
+    return named_text(text[1:], f"{where} @") if text.startswith("@") else text
+
+
+def named_text(name: str, where: str) -> str:
+    """The text of the file `name`. Raises ConfigError, which begins with `where`."""
     try:
-        return read_text(Path(text[1:]).expanduser()).strip()
+        return read_text(Path(name).expanduser()).strip()
     except ConfigError as error:
-        raise ConfigError(f"{where} @{error}") from error
+        raise ConfigError(f"{where}{error}") from error
 
 
 def read_text(path: Path) -> str:

@@ -47,11 +47,11 @@ def answer_shape(schema: str | None, grammar: str | None) -> dict[str, Any]:
     if schema and grammar:
         raise click.UsageError("--schema and --grammar exclude each other")
     if grammar:
-        return {"grammar": attachments.given_text(f"@{grammar}", "--grammar")}
+        return {"grammar": attachments.named_text(grammar, "--grammar ")}
     if not schema:
         return {}
     try:
-        content = json.loads(attachments.given_text(f"@{schema}", "--schema"))
+        content = json.loads(attachments.named_text(schema, "--schema "))
     except ValueError as error:
         if isinstance(error, ConfigError):
             raise

@@ -43,7 +43,7 @@ class Grammar:
             line = "it cannot be kept to the letter: " + ", ".join(json.loads(found[1]))
         elif line.startswith("oneOf constraints"):
             line = "it cannot be kept to the letter: oneOf (its alternatives do not exclude each other)"
-        lenient = self.kind in ("JSON schema", "tools") and self.strict
+        lenient = self.kind in ("JSON schema", "tools") and self.strict and "to the letter" in line
         hint = '"strict": false takes what can be kept to, with a warning' if lenient else ""
         return ConfigError(f"{self.kind}: {line}", hint=hint)
 

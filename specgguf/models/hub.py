@@ -122,7 +122,7 @@ def split_reference(ref: str) -> tuple[str, str]:
     if not match or _looks_like_path(ref):
         raise ModelNotFound(
             f"no such model: {ref}",
-            hint="give a path, or org/repo:quant on the Hugging Face hub, or a preset with -p",
+            hint="give a path, org/repo:quant on the hub, a name from specgguf models list, or a preset with -p",
         )
     return match.group(1), match.group(2) or ""
 

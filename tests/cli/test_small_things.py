@@ -113,6 +113,7 @@ def test_write_replaces_a_file_only_when_said_twice(converse: Run, home: Path) -
     assert (home / "new.txt").read_text() == "Hello there.\n"
     assert (home / "there.txt").read_text() == "old"
     assert "there.txt exists" in ran.err
+    assert f"{home} is a folder" in converse(f"/write {home}", flags=["-C"]).err
     converse(*[f"/write {home}/there.txt"] * 2, flags=["-C"])
     assert (home / "there.txt").read_text() == "Hello there.\n"
 
@@ -233,7 +234,7 @@ def test_answers_held_to_a_schema_or_a_grammar(run: Run, home: Path) -> None:
     assert fake.keywords[1]["grammar"] == 'root ::= "yes" | "no"'
     for flags, said in (
         (["--schema", f"{home}/bad.json"], "bad.json is not JSON"),
-        (["--schema", f"{home}/none.json"], "none.json: no such file"),
+        (["--schema", f"{home}/none.json"], f"--schema {home}/none.json: no such file"),
         (["--schema", "a", "--grammar", "b"], "exclude each other"),
     ):
         ran = run("chat", *flags, "x", fake=fake)

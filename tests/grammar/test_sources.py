@@ -214,3 +214,9 @@ def test_a_schema_sets_no_options_of_its_own(weights: Weights) -> None:
 def test_messages_name_what_was_given() -> None:
     assert str(Grammar("JSON schema", "").refusal('Unimplemented keys: ["a", "b"]')).endswith("to the letter: a, b")
     assert str(Grammar("regex", "").refusal("one\ntwo\n\nthree")) == "regex: one two"
+
+
+def test_a_schema_that_is_no_schema_is_not_blamed_on_strictness(weights: Weights) -> None:
+    with pytest.raises(ConfigError, match="objct") as caught:
+        compile_grammar(response_grammar({"type": "json_object", "schema": {"type": "objct"}}), weights)
+    assert caught.value.hint == ""

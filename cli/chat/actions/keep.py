@@ -91,6 +91,8 @@ def write(chat: ChatSession, words: str) -> None:
     if not words:
         raise ConfigError("/write needs the name of a file")
     text, path = chosen(chat, ""), Path(words.strip("'\"")).expanduser()
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder", hint=f"/write {path / 'answer.md'}")
     if path.exists() and chat.refused != f"/write {words}":
         chat.refused = f"/write {words}"
         raise ConfigError(f"{path} exists", hint=f"/write {words} again replaces it")
