@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specgguf.cli import exits, keyboard
-from specgguf.cli.pairing import Pair, pick
+from specgguf.cli.pairing import ChosenPair, pick
 from specgguf.cli.settings import Settings
 from specgguf.cli.terminal import console
 from specgguf.cli.terminal.status import StatusOutput
@@ -48,7 +48,7 @@ class Loaded:
     model_ref: str = ""
     draft_ref: str = ""
     load_s: float = 0.0
-    pair: Pair | None = None
+    pair: ChosenPair | None = None
 
 
 def open_engine(settings: Settings, status: StatusOutput, *, yes: bool = False) -> Loaded:
@@ -62,7 +62,7 @@ def open_engine(settings: Settings, status: StatusOutput, *, yes: bool = False) 
     return load(pair, settings, status)
 
 
-def load(pair: Pair, settings: Settings, status: StatusOutput, *, can_stop: bool = False) -> Loaded:
+def load(pair: ChosenPair, settings: Settings, status: StatusOutput, *, can_stop: bool = False) -> Loaded:
     """Load a pair; the seconds tick on stderr. Ctrl-C ends the program.
 
     Args:
@@ -113,7 +113,7 @@ def switch(
     return found
 
 
-def _load_for_conversation(pair: Pair, settings: Settings, status: StatusOutput) -> Loaded:
+def _load_for_conversation(pair: ChosenPair, settings: Settings, status: StatusOutput) -> Loaded:
     """As `load`, stoppable; what cannot hold a conversation does not stay loaded."""
     found = load(pair, settings, status, can_stop=True)
     try:
@@ -135,7 +135,7 @@ def check_template(loaded: Loaded) -> None:
         ) from error
 
 
-def keywords(settings: Settings, pair: Pair) -> dict[str, Any]:
+def keywords(settings: Settings, pair: ChosenPair) -> dict[str, Any]:
     """The keywords of SpeculativeLlama that settings and preset ask for; what nobody set is left out."""
     names = ["trace", *KEYWORDS, *(f"draft_{name}" for name in KEYWORDS[2:])]
     chosen = {name: settings[name] for name in names if settings[name] is not None}
@@ -145,7 +145,7 @@ def keywords(settings: Settings, pair: Pair) -> dict[str, Any]:
     return {**{name: n for name, n in follow.items() if n is not None}, **pair.keywords, **chosen}
 
 
-def largest_n_ctx(settings: Settings, pair: Pair) -> int:
+def largest_n_ctx(settings: Settings, pair: ChosenPair) -> int:
     """The longest context with which the pair fits into this machine's free memory.
 
     Raises:
@@ -168,7 +168,7 @@ def largest_n_ctx(settings: Settings, pair: Pair) -> int:
     return n_ctx
 
 
-def _load(pair: Pair, settings: Settings) -> SpeculativeLlama:
+def _load(pair: ChosenPair, settings: Settings) -> SpeculativeLlama:
     from specgguf import SpeculativeLlama
 
     draft = str(pair.draft_model) if pair.draft_model is not None else None

@@ -28,7 +28,7 @@ LOOKED_AT = 8  # models, the largest first
 
 
 @dataclass(frozen=True)
-class Pair:
+class ChosenPair:
     """A target and what drafts for it.
 
     Attributes:
@@ -47,7 +47,7 @@ class Pair:
     keywords: Mapping[str, Any] = field(default_factory=dict)
 
 
-def pick(settings: Settings, status: StatusOutput, *, yes: bool = False) -> Pair:
+def pick(settings: Settings, status: StatusOutput, *, yes: bool = False) -> ChosenPair:
     """Resolve the pair, downloading what is missing; a preset's values enter `settings` under all others.
 
     Raises:
@@ -78,7 +78,7 @@ def pick(settings: Settings, status: StatusOutput, *, yes: bool = False) -> Pair
             _consent(choice.references, choice.preset.name, settings, status, yes)
     files = choice.files(lambda ref: _resolve(ref, settings, status))
     why = choice.why or files.why
-    return Pair(files.model, files.draft_model, choice.model_ref, files.draft_ref, why, keywords)
+    return ChosenPair(files.model, files.draft_model, choice.model_ref, files.draft_ref, why, keywords)
 
 
 def _resolve(ref: ModelFile | str, settings: Settings, status: StatusOutput) -> Path:

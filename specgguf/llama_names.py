@@ -9,7 +9,7 @@ import os
 from typing import Any
 
 from .errors import Unsupported
-from .loading import Pair
+from .loading import LoadedPair
 
 # Public attributes of `llama_cpp.Llama` that are not here, and why.
 REFUSED = {
@@ -74,7 +74,7 @@ class LlamaNames:
         verbose: always False: llama.cpp's log is kept off the terminal.
     """
 
-    _pair: Pair
+    _pair: LoadedPair
     _arguments: dict[str, Any]  # that this was made with
     verbose = False
 

@@ -37,7 +37,7 @@ IGNORED = ("logits_all", "verbose")  # rows are computed where they are needed; 
 
 
 @dataclass
-class Pair:
+class LoadedPair:
     """A loaded pair and what there is to say about it."""
 
     engine: Engine
@@ -65,7 +65,7 @@ def open_pair(
     strict: bool = False,
     keywords: Mapping[str, Any],
     trace: Trace | None = None,
-) -> Pair:
+) -> LoadedPair:
     """Load a target, and a draft if one is named.
 
     Args:
@@ -104,7 +104,7 @@ def open_pair(
         raise
     if engine.off_reason and draft_model_path is not None:
         warnings.append(f"drafting is off: {engine.off_reason}")
-    return Pair(engine, weights, draft_weights, warnings)
+    return LoadedPair(engine, weights, draft_weights, warnings)
 
 
 def _split(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

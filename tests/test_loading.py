@@ -27,15 +27,15 @@ class Opener:
 
     def __init__(self, pair: Pair) -> None:
         self.target, self.draft = str(pair.target), str(pair.draft)
-        self.open: list[loading.Pair] = []
+        self.open: list[loading.LoadedPair] = []
 
-    def given(self, key: str, value: Any) -> loading.Pair:
+    def given(self, key: str, value: Any) -> loading.LoadedPair:
         keywords: dict[str, Any] = {key: value}
         return self(**keywords)
 
     def __call__(
         self, draft: str | None = "", *, config: DraftConfig = OFF, strict: bool = False, **keywords: Any
-    ) -> loading.Pair:
+    ) -> loading.LoadedPair:
         keywords = {"n_ctx": 256, "n_threads": 1, **keywords}
         path = self.draft if draft == "" else draft
         self.open.append(open_pair(self.target, path, config, strict=strict, keywords=keywords))

@@ -126,8 +126,8 @@ def chat(
         _tell_crashes(status)
     with contextlib.ExitStack() as held:
         keyboard = Keyboard(bracketed_paste=reader.capable())
+        held.enter_context(loop.orderly_end())
         if text is None:
-            held.enter_context(loop.orderly_end())
             held.enter_context(keyboard)
         held.enter_context(contextlib.closing(autosave))
         try:

@@ -268,7 +268,7 @@ def test_model(converse: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         tried.append((settings["model"], settings["draft_model"]))
         if settings["model"] == "nowhere":
             raise ModelNotFound("no such model: nowhere")
-        return pairing.Pair(Path(settings["model"]), None, settings["model"], "")
+        return pairing.ChosenPair(Path(settings["model"]), None, settings["model"], "")
 
     monkeypatch.setattr(open_pair, "pick", pick)
     monkeypatch.setattr(open_pair, "load", lambda pair, *_, **__: loaded(second))
@@ -285,7 +285,7 @@ def test_model(converse: Run, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_model_without_a_chat_template_leaves_the_old_one(converse: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     first, untemplated, again = numbered(), Untemplated(), numbered()
-    old, new = (pairing.Pair(Path(name), None, name, "") for name in ("old.gguf", "new.gguf"))
+    old, new = (pairing.ChosenPair(Path(name), None, name, "") for name in ("old.gguf", "new.gguf"))
     monkeypatch.setattr(open_pair, "pick", lambda *_, **__: new)
     monkeypatch.setattr(open_pair, "_load", lambda pair, _settings: again if pair is old else untemplated)
     monkeypatch.setattr("support.cli_support.loaded", lambda fake: open_pair.Loaded(fake, "old.gguf", pair=old))

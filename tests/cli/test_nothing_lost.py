@@ -231,7 +231,7 @@ def test_load_takes_settings_and_models_as_resume_does(converse: Run, monkeypatc
 
     def pick(settings, status, *, yes=False):  # type: ignore[no-untyped-def]
         tried.append((settings["model"], settings["draft_model"]))
-        return pairing.Pair(Path(settings["model"]), None, settings["model"], settings["draft_model"])
+        return pairing.ChosenPair(Path(settings["model"]), None, settings["model"], settings["draft_model"])
 
     monkeypatch.setattr(open_pair, "pick", pick)
     monkeypatch.setattr(open_pair, "load", lambda pair, *_, **__: loaded(second))
@@ -362,16 +362,16 @@ def test_a_model_that_is_stopped_while_it_loads_leaves_the_old_one(
 ) -> None:
     first, again, late = numbered(), numbered(), FakeEngine()
     started, go = threading.Event(), threading.Event()
-    pair = pairing.Pair(Path("old.gguf"), None, "old.gguf", "")
+    pair = pairing.ChosenPair(Path("old.gguf"), None, "old.gguf", "")
 
-    def _load(wanted: pairing.Pair, _settings: object) -> FakeEngine:
+    def _load(wanted: pairing.ChosenPair, _settings: object) -> FakeEngine:
         if wanted is pair:
             return again
         started.set()
         go.wait(10)
         return late
 
-    monkeypatch.setattr(open_pair, "pick", lambda *_, **__: pairing.Pair(Path("new.gguf"), None, "new.gguf", ""))
+    monkeypatch.setattr(open_pair, "pick", lambda *_, **__: pairing.ChosenPair(Path("new.gguf"), None, "new.gguf", ""))
     monkeypatch.setattr(open_pair, "_load", _load)
     monkeypatch.setattr("support.cli_support.loaded", lambda fake: open_pair.Loaded(fake, "old.gguf", pair=pair))
     ticks = iter([0, KeyboardInterrupt()])

@@ -101,7 +101,7 @@ def test_a_model_without_a_template_is_refused(tmp_path: Path) -> None:
 
 
 def test_threads_hold_for_prompts_too(home: Path) -> None:
-    pair = pairing.Pair(Path("target.gguf"), None, "target.gguf", "")
+    pair = pairing.ChosenPair(Path("target.gguf"), None, "target.gguf", "")
     chosen = open_pair.keywords(gather({"n_threads": 1, "draft_n_threads": 2}, {}), pair)
     assert (chosen["n_threads"], chosen["n_threads_batch"]) == (1, 1)
     assert (chosen["draft_n_threads"], chosen["draft_n_threads_batch"]) == (2, 2)

@@ -326,6 +326,14 @@ def test_terminate_leaves_the_terminal_as_it_was(start: Start) -> None:
     assert screen.end() == 128 + signal.SIGTERM
 
 
+def test_terminate_ends_the_line_of_a_single_answer(start: Start) -> None:
+    screen = start("slow", "chat", "a story")
+    screen.see("Once upon a time")
+    screen.child.kill(signal.SIGTERM)
+    assert screen.end() == 128 + signal.SIGTERM
+    assert screen.child.before.endswith("\n")
+
+
 def test_kill_before_the_first_word_keeps_the_question_and_is_told(start: Start, tmp_path: Path) -> None:
     screen = start("prefill", "chat")
     screen.prompt()

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from specgguf.cli import main, open_pair
-from specgguf.cli.pairing import Pair
+from specgguf.cli.pairing import ChosenPair
 from specgguf.cli.settings import Settings
 from specgguf.cli.terminal.status import StatusOutput
 
@@ -80,7 +80,7 @@ def load_at_the_gate(*_: object) -> FakeEngine:
 
 def run() -> None:
     if sys.argv[1] in ("loading", "load-gate"):  # the real way to an engine
-        open_pair.pick = lambda *_, **__: Pair(Path("target.gguf"), None, "target.gguf", "")  # type: ignore[attr-defined]
+        open_pair.pick = lambda *_, **__: ChosenPair(Path("target.gguf"), None, "target.gguf", "")  # type: ignore[attr-defined]
         open_pair._load = (lambda *_: time.sleep(600)) if sys.argv[1] == "loading" else load_at_the_gate  # type: ignore[assignment]
     elif sys.argv[1] != "real":
         play(SCENES[sys.argv[1]]())
