@@ -7,38 +7,15 @@ know.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable
 
 from specgguf.config import DRAFT_MAX_LIMIT
+from specgguf.decode.sequence import CachedSequence
 
 from .costs import Costs
 
 TILE = 8  # kernels take tokens in tiles of so many: batches are padded up to a multiple
 PREFILL_TOKENS = 16
-
-
-class Extendable(Protocol):
-    """What a calibration needs of a model's sequence."""
-
-    n_ctx: int
-
-    @property
-    def rolls_back_freely(self) -> bool:
-        """Whether `roll_back` always keeps what it is asked to, so that a batch can be padded."""
-
-    @property
-    def tokens(self) -> Sequence[int]:
-        """What the cache holds."""
-
-    def extend(self, tokens: Sequence[int], n_outputs: int) -> Any:
-        """Decode `tokens`."""
-
-    def mark(self, n_ahead: int) -> None:
-        """Up to `n_ahead` of the tokens decoded next are dropped again."""
-
-    def roll_back(self, n: int) -> int:
-        """Keep the first `n`."""
 
 
 def largest_batch(draft_max: int, *, pads: bool) -> int:
@@ -53,7 +30,7 @@ def calibrated_sizes(draft_max: int, *, pads: bool) -> list[int]:
     return sorted({1, 2, draft_max + 1, *(n for n in (4, *range(TILE, largest + 1, TILE)) if n <= largest)})
 
 
-def measure(model: Extendable, batch_size: int, n_outputs: int, clock: Callable[[], float]) -> float:
+def measure(model: CachedSequence, batch_size: int, n_outputs: int, clock: Callable[[], float]) -> float:
     """Seconds of a pass over `batch_size` tokens: the faster of two, since the first pays for its graph. The cache
     holds afterwards what it held before."""
     seconds = []
@@ -68,13 +45,13 @@ def measure(model: Extendable, batch_size: int, n_outputs: int, clock: Callable[
 
 
 def calibrate(
-    target: Extendable, draft: Extendable | None, draft_max: int, clock: Callable[[], float] = time.perf_counter
+    target: CachedSequence, draft: CachedSequence | None, draft_max: int, clock: Callable[[], float] = time.perf_counter
 ) -> Costs:
     """Measure passes of the target over `calibrated_sizes`, a draft step, and the draft's prefill per token."""
     pads = target.rolls_back_freely
     largest = largest_batch(draft_max, pads=pads)
 
-    def seconds(model: Extendable, batch_size: int) -> float:
+    def seconds(model: CachedSequence, batch_size: int) -> float:
         return measure(model, batch_size, largest, clock)
 
     n_free = target.n_ctx - len(target.tokens)

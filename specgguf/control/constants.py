@@ -11,9 +11,9 @@ from specgguf.decode.records import FORCED
 # --- costs: each is a measurement of its own times one factor of the machine. Variances are of natural logarithms.
 SAMPLE_NOISE = 0.05**2  # of one measured pass: the unit of the three below
 LOAD_NOISE = 0.1**2  # of what was measured at load; as certain as a seen cost: busy machine, worst -4 %
-COST_NOISE = 0.01**2  # of a cost that was seen often; 0: simulator, worst -1.7 %
+COST_NOISE = 0.01**2  # of a cost that was seen often; 0: simulator, worst -0.6 %
 MACHINE_DRIFT = 0.012**2  # of the machine's factor, more with each pass; 0: busy machine, worst -4 %
-CLIP = 0.4  # a sample further off than this (1.5 times) counts as that far; unclipped: simulator, worst -1.8 %
+CLIP = 0.4  # a sample further off than this (1.5 times) counts as that far; unclipped: simulator, worst -19 %
 PAD_BELOW = 0.95  # pad where the larger batch costs less than this much of it: what noise may not trigger
 # Padding: 1.3 times plain speed on tiles of eight where all is accepted (tests), nothing elsewhere.
 
@@ -28,8 +28,6 @@ MATCHES = {2: 0.4, 3: 0.5, 4: 0.65, FORCED: 0.99}
 
 # --- draft lengths
 HORIZON = (
-    128  # tokens that may be expected to follow, at least: not seen in the ablation, whose answers end as announced
+    128  # tokens that may be expected to follow, at least: the ablation's answers end as announced, and do not show it
 )
-PROBE_BUDGET = (
-    0.0075  # of the time of plain decoding goes into probes; a probe every 32 tokens: busy machine, mean -3 %
-)
+PROBE_BUDGET = 0.0075  # of plain decoding's time goes into probes; one every 32 tokens: busy machine, mean -2 %

@@ -155,7 +155,6 @@ class Round:
         finish_reason: None, "eos", "stop" or "length".
         survival: see `VerifyResult.survival`.
         logprobs: one entry per token when asked for, else empty.
-        confidences: how sure the target was of its likeliest token where each of `tokens` was decided.
         source: the drafter's name, "" when nothing was drafted.
         probe: (confidence, Σ min(p, q)) of plain tokens that the draft scored before this round.
         n_pending: committed tokens that the target decoded in this pass before the drafted ones.
@@ -174,7 +173,6 @@ class Round:
     finish_reason: str | None = None
     survival: tuple[float, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = field(default=())
-    confidences: tuple[float, ...] = ()
     source: str = ""
     probe: tuple[tuple[float, float], ...] = ()
     n_pending: int = 1

@@ -55,7 +55,6 @@ def speculate(run: Run, plan: Plan) -> Speculation:
         finish_reason=reason or ("length" if len(run.committed) + n_kept >= run.end else None),
         survival=result.survival,
         logprobs=_logprobs(logits, tokens, run.n_logprobs),
-        confidences=tuple(rows[i].confidence for i in range(n_kept)),
         source=draft.source,
         probe=probe,
         n_pending=len(pending),

@@ -248,9 +248,9 @@ def drafted(made: Adaptive, machine: Machine, survival: Sequence[float], *, pref
     return plan
 
 
-def plain_round(plan: Plan, confidence: float, scored: tuple[tuple[float, float], ...] = ()) -> Round:
-    """A token without a draft, on Q8, where the target was so sure."""
-    return Round((1,), confidences=(confidence,), probe=scored, draft_s=0.07 * (plan.probe > 0), verify_s=0.062)
+def plain_round(plan: Plan, scored: tuple[tuple[float, float], ...] = ()) -> Round:
+    """A token without a draft, on Q8."""
+    return Round((1,), probe=scored, draft_s=0.07 * (plan.probe > 0), verify_s=0.062)
 
 
 def test_the_first_token_waits_for_no_draft() -> None:
@@ -331,7 +331,7 @@ def test_drafting_that_is_off_says_why_and_probes_within_its_budget() -> None:
         probes += plan.probe > 0
         plain += 1
         scored = ((0.5, 0.2),) * plan.probe
-        made.observe(plan, plain_round(plan, 0.5, scored))
+        made.observe(plan, plain_round(plan, scored))
     assert probes > 2, "it does look again"
     assert probes * 0.07 <= 0.02 * plain * 0.062
 
@@ -346,7 +346,7 @@ def test_a_probe_says_whether_to_draft_again(overlap: float, resumes: bool) -> N
         plans.append(made.plan(1000))
         if plans[-1].n_max:
             break
-        made.observe(plans[-1], plain_round(plans[-1], 0.5, ((0.97, overlap),) * plans[-1].probe))
+        made.observe(plans[-1], plain_round(plans[-1], ((0.97, overlap),) * plans[-1].probe))
     assert (plans[-1].n_max == D) == resumes
     assert (made.off_reason == "") == resumes
     assert 1 <= sum(plan.probe > 0 for plan in plans) <= 4

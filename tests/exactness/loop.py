@@ -129,7 +129,6 @@ def check_round(round: Round, *, n_draft_max: int) -> None:
     assert 1 <= len(round.tokens) <= n_draft_max
     assert 0 <= round.n_from_draft <= round.draft_n_accepted <= round.draft_n <= max(n_draft_max - 1, 0)
     assert len(round.survival) <= round.draft_n
-    assert len(round.confidences) == len(round.tokens)
     assert (round.source != "") == (round.draft_n > 0)
 
 

@@ -106,21 +106,6 @@ def test_a_probe_is_the_overlap_of_the_distributions() -> None:
     assert scored >= 10
 
 
-@rules
-def test_confidences_are_the_targets_where_each_token_was_decided(rule: Any) -> None:
-    """Accepted, rejected and plain ones."""
-    setting = pair(length=40)
-    (out, _), rounds = run(setting, Rng(5), script(0, 3, 1, 0), rule)
-    context, seen = list(setting.prompt), 0
-    for round in rounds:
-        for token, confidence in zip(round.tokens, round.confidences, strict=True):
-            assert confidence == pytest.approx(float(np.exp(setting.p(tuple(context))).max()), abs=1e-6)
-            context.append(token)
-            seen += 1
-    assert seen == len(out) == 40
-    assert any(0 < round.draft_n_accepted < round.draft_n for round in rounds)
-
-
 def adaptive(**costs: Any) -> MakeController:
     """The adaptive controller under a clock that moves by what the models decode."""
 

@@ -54,9 +54,6 @@ class Recorded:
     def scored(self, done: int, n: int, source: np.random.Generator) -> tuple[tuple[float, float], ...]:
         return tuple((p.confidences[0], p.overlap) for p in self.positions[max(done - n, 0) : done])
 
-    def target(self, done: int, source: np.random.Generator) -> float:
-        return self.positions[done].target
-
     def written(self, done: int, n: int) -> tuple[int, ...]:
         return tuple(self.text[done : done + n])
 

@@ -48,7 +48,6 @@ class Text:
     sure: float
     easy: float = 0.97
     hard: float = 0.35
-    target_sure: float | None = None  # where it is not the draft's: a draft that is wrong where the target is sure
 
 
 class Script(Protocol):
@@ -65,9 +64,6 @@ class Script(Protocol):
 
     def scored(self, done: int, n: int, source: np.random.Generator) -> tuple[tuple[float, float], ...]:
         """Confidence and overlap of the latest `n` plain tokens."""
-
-    def target(self, done: int, source: np.random.Generator) -> float:
-        """How sure the target is of its token after `done` tokens."""
 
     def written(self, done: int, n: int) -> tuple[int, ...]:
         """The ids of `n` tokens after `done`."""
@@ -95,11 +91,6 @@ class Drawn:
 
     def scored(self, done: int, n: int, source: np.random.Generator) -> tuple[tuple[float, float], ...]:
         return tuple(self.token(done, 0, source) for _ in range(n))
-
-    def target(self, done: int, source: np.random.Generator) -> float:
-        kind = self.text(done)
-        sure = kind.sure if kind.target_sure is None else kind.target_sure
-        return float(source.beta(20, 1.0) if source.random() < sure else source.beta(3, 3))
 
     def written(self, done: int, n: int) -> tuple[int, ...]:
         return (1,) * n
@@ -203,7 +194,6 @@ def _turn(
             n_pending=n_pending,
             n_draft_prefilled=n_draft_prefilled,
             n_padding=n_padding,
-            confidences=tuple(script.target(done + i, source) for i in range(tokens)),
             n_context=script.n_prompt + done,
             prefill_s=verify_s if first else prefill_s,
             draft_s=draft_s + probe_s,

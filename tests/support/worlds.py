@@ -42,7 +42,7 @@ TEXTS: dict[str, Kind] = {
     "story": (STORY,),
     "hostile": (HOSTILE,),
     "mixed": (STORY, CODE),
-    "misaligned": (Text(0.1, hard=0.15, target_sure=0.97),),
+    "misaligned": (Text(0.1, hard=0.15),),
 }
 
 # Milliseconds measured on 2-core CPUs for a 1.5B target and a 0.5B draft. How far memory keeps up decides whether the
