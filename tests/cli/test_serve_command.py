@@ -22,6 +22,7 @@ from support.cli_support import Run, home, private_home, run
 from support.fake_engine import FakeEngine, loaded
 from support.serve_support import WAIT_S, events, on_one_core, until
 
+import specgguf.serve
 from specgguf.serve.config import ApiKey
 from specgguf.serve.server import listen
 
@@ -138,6 +139,7 @@ def test_a_name_that_is_no_host(run: Run) -> None:
 
 
 def test_without_the_extra_it_says_what_to_install(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(specgguf, "serve", specgguf.serve)  # imported anew below: put back for the tests that follow
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     for name in [name for name in sys.modules if name.startswith("specgguf.serve")]:
         monkeypatch.delitem(sys.modules, name)
