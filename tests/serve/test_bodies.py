@@ -110,8 +110,14 @@ def test_words_of_other_servers() -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [{"mirostat": 2}, {"xtc_probability": 0.5}, {"dry_multiplier": 0.8}, {"reasoning_effort": "most"}, {"n": 0}]
-    + [{"grammar": 'root ::= "a"', "response_format": {"type": "json_object"}}],
+    [
+        {"mirostat": 2},
+        {"xtc_probability": 0.5},
+        {"dry_multiplier": 0.8},
+        {"reasoning_effort": "most"},
+        {"n": 0},
+        {"grammar": 'root ::= "a"', "response_format": {"type": "json_object"}},
+    ],
 )
 def test_what_cannot_be_honoured_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(BadRequest) as caught:

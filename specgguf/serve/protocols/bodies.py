@@ -162,7 +162,7 @@ def chat_call(body: Json, *, models: Collection[str], defaults: Mapping[str, Any
 
 
 def _with_form(call: Call, form: Any) -> Call:
-    """`call`, its answer restricted as `response_format` and the tools want it: read here, since schemas may be long."""
+    """`call`, its answer restricted as `response_format` and the tools want it; schemas may take long to read."""
     tools, choice = call.keywords.get("tools"), call.keywords.get("tool_choice")
     try:
         grammar = tool_request(tools, choice, form).grammar
