@@ -137,7 +137,7 @@ def check_template(loaded: Loaded) -> None:
 
 def keywords(settings: Settings, pair: ChosenPair) -> dict[str, Any]:
     """The keywords of SpeculativeLlama that settings and preset ask for; what nobody set is left out."""
-    names = ["trace", *KEYWORDS, *(f"draft_{name}" for name in KEYWORDS[2:])]
+    names = ["trace", "draft_vocab", *KEYWORDS, *(f"draft_{name}" for name in KEYWORDS[2:])]
     chosen = {name: settings[name] for name in names if settings[name] is not None}
     if chosen["n_ctx"] == 0:
         chosen["n_ctx"] = largest_n_ctx(settings, pair)

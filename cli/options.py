@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from specgguf.config import DRAFT_MAX_DEFAULT, KV_TYPES, parse_draft
+from specgguf.config import DRAFT_MAX_DEFAULT, DRAFT_VOCABS, KV_TYPES, parse_draft
 from specgguf.errors import ConfigError
 
 YES = ("1", "true", "yes", "on")
@@ -137,6 +137,10 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "draft_max", ("--draft-max",), "whole", DRAFT_MAX_DEFAULT, "Drafting", "SPECGGUF_DRAFT_MAX",
         "The most tokens drafted in one round.", "N",
+    ),
+    Setting(
+        "draft_vocab", ("--draft-vocab",), DRAFT_VOCABS, None, "Drafting", "SPECGGUF_DRAFT_VOCAB",
+        "Vocabulary of a draft: the target's (same), or any.", "same|any",
     ),
     Setting(
         "trace", ("--trace",), "text", None, "Drafting", "SPECGGUF_TRACE",

@@ -29,7 +29,7 @@ PROGRAM = "preset offline system overflow save history highlight think markdown 
 # A keyword that llama-cpp-python or a chat template named before us.
 OTHER_KEYWORDS = {"model": "model_path", "draft_model": "draft_model_path", "thinking": "enable_thinking"}
 # Settings of drafting itself: everywhere else the prefix means "of the draft model".
-OF_DRAFTING = {"draft", "draft_max", "draft_first", "draft_temperature"}
+OF_DRAFTING = {"draft", "draft_max", "draft_first", "draft_temperature", "draft_vocab"}
 # Of a preset alone: what it is, whom it is for, and keywords that no flag sets.
 PRESET_ALONE = {
     "name", "summary", "match", "use", "budget_mib", "source", "experimental", "sampling",

@@ -68,9 +68,9 @@ def usual_end(vocab: Any) -> int:
     return turn if turn >= 0 else int(llama_cpp.llama_vocab_eos(vocab))
 
 
-def byte_tokens(vocab: Any) -> frozenset[int]:
-    """The ids that stand for a byte where no other token does (SentencePiece's fallback)."""
-    return _with_attribute(vocab, llama_cpp.LLAMA_TOKEN_ATTR_BYTE)
+def is_byte(vocab: Any, token: int) -> bool:
+    """Whether a token stands for a byte where no other token does (SentencePiece's fallback)."""
+    return bool(llama_cpp.llama_vocab_get_attr(vocab, token) & llama_cpp.LLAMA_TOKEN_ATTR_BYTE)
 
 
 def special_texts(vocab: Any, *, control_only: bool = False) -> list[str]:
@@ -85,10 +85,6 @@ def special_tokens(vocab: Any, *, control_only: bool = False) -> frozenset[int]:
     wanted = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN
     if not control_only:
         wanted |= llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED
-    return _with_attribute(vocab, wanted)
-
-
-def _with_attribute(vocab: Any, wanted: int) -> frozenset[int]:
     get = llama_cpp.llama_vocab_get_attr
     return frozenset(token for token in range(vocab_size(vocab)) if int(get(vocab, token)) & wanted)
 
@@ -108,8 +104,11 @@ def pieces(vocab: Any) -> list[bytes]:
     """The bytes of every token, b"" for special ones."""
     size = longest(vocab) + 1
     buffer = ctypes.create_string_buffer(size)
-    spell = llama_cpp.llama_token_to_piece
-    return [buffer.raw[: spell(vocab, token, buffer, size, 0, False)] for token in range(vocab_size(vocab))]
+    spell, found = llama_cpp.llama_token_to_piece, []
+    for token in range(vocab_size(vocab)):
+        n = int(spell(vocab, token, buffer, size, 0, False))
+        found.append(ctypes.string_at(buffer, n))
+    return found
 
 
 # --- compatibility ----------------------------------------------------------------------------------------

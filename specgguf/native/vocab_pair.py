@@ -7,7 +7,7 @@ text. Tokenizes single tokens' bytes and nothing longer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from specgguf.errors import VocabMismatch
 from . import vocab
 from .weights import Weights
 
-SHARE_MIN = 0.1  # of the draft's ids: with fewer in common hardly a token could be proposed
+SHARE_MIN = 0.1  # of the smaller vocabulary: with fewer in common hardly a token could be proposed
 
 
 def vocab_map(target: Weights, draft: Weights, *, draft_vocab: str = "any") -> VocabMap | None:
@@ -35,14 +35,14 @@ def vocab_map(target: Weights, draft: Weights, *, draft_vocab: str = "any") -> V
         raise vocab.mismatch(why, names)
     if not why:
         return None
-    ids = shared_ids(target.vocab, draft.vocab)
+    known = by_bytes(draft.vocab)
     found = VocabMap(
-        ids,
+        shared_ids(target.vocab, draft.vocab, known),
         n_vocab=target.n_vocab,
-        spell=Speller(target, draft),
+        spell=Speller(target, draft, known),
         start=[draft.bos] if vocab.vocab_ends(draft.vocab)["bos"] >= 0 else (),
     )
-    if found.share < SHARE_MIN:
+    if len(found.columns) < SHARE_MIN * min(target.n_vocab, draft.n_vocab):
         raise VocabMismatch(
             f"{draft.path} cannot draft for {target.path}: {found.share:.0%} of the draft's tokens are the target's",
             hint="a smaller model of the target's family, or -d ngram, which needs none",
@@ -50,10 +50,16 @@ def vocab_map(target: Weights, draft: Weights, *, draft_vocab: str = "any") -> V
     return found
 
 
-def shared_ids(target: vocab.Vocab, draft: vocab.Vocab) -> list[int]:
-    """For each id of the draft the target's of equal bytes, or that ends a generation too; -1 where there is none."""
-    known = by_bytes(target)
-    ids = [known.get(piece, -1) if piece else -1 for piece in vocab.pieces(draft)]
+def shared_ids(target: vocab.Vocab, draft: vocab.Vocab, known: Mapping[bytes, Sequence[int]]) -> list[int]:
+    """For each id of the draft the target's of equal bytes, or that ends a generation too; -1 where there is none.
+
+    Args:
+        known: `by_bytes` of the draft.
+    """
+    ids = [-1] * vocab.vocab_size(draft)
+    for piece, tokens in by_bytes(target).items():
+        for own in known.get(piece, ()):
+            ids[own] = tokens[0]
     ends = vocab.eog_tokens(target)
     by_text = {vocab.piece(target, token, special=True): token for token in sorted(ends)}
     default = vocab.usual_end(target)
@@ -64,28 +70,30 @@ def shared_ids(target: vocab.Vocab, draft: vocab.Vocab) -> list[int]:
 
 def shared_part(target: vocab.Vocab, draft: vocab.Vocab) -> float:
     """The part of the draft's ids that are the target's."""
-    return float(np.mean(np.asarray(shared_ids(target, draft)) >= 0))
+    return float(np.mean(np.asarray(shared_ids(target, draft, by_bytes(draft))) >= 0))
 
 
-def by_bytes(native: vocab.Vocab) -> dict[bytes, int]:
-    """The token of each sequence of bytes that one token spells; of several a text token, not a raw byte."""
-    found: dict[bytes, int] = {}
-    raw: dict[bytes, int] = {}
-    bytes_alone = vocab.byte_tokens(native)
+def by_bytes(native: vocab.Vocab) -> dict[bytes, list[int]]:
+    """The tokens of each sequence of bytes that a token spells; a raw byte's after a text's."""
+    found: dict[bytes, list[int]] = {}
     for token, piece in enumerate(vocab.pieces(native)):
         if piece:
-            (raw if token in bytes_alone else found).setdefault(piece, token)
-    return raw | found
+            found.setdefault(piece, []).append(token)
+    for tokens in found.values():
+        if len(tokens) > 1:
+            tokens.sort(key=lambda token: vocab.is_byte(native, token))
+    return found
 
 
 class Speller:
     """The draft's ids for one token of the target: one where a token has the same bytes, else the draft's own
     tokenization of them, else the longest tokens that fit one after the other, down to single bytes."""
 
-    def __init__(self, target: Weights, draft: Weights) -> None:
-        self._target, self._draft = target, draft
-        self._known = by_bytes(draft.vocab)
-        self._longest = max(map(len, self._known))
+    def __init__(self, target: Weights, draft: Weights, known: Mapping[bytes, Sequence[int]]) -> None:
+        self._target, self._draft, self._known = target, draft, known
+        self._longest = max(map(len, known))
+        # llama.cpp ends the process over a byte that a vocabulary without one for each cannot spell
+        self._has_all_bytes = all(bytes([byte]) in known for byte in range(256))
         self._specials = {
             draft.piece(token, special=True): token for token in vocab.special_tokens(draft.vocab, control_only=True)
         }
@@ -104,8 +112,8 @@ class Speller:
     def spell(self, text: bytes) -> Sequence[int]:
         """The draft's ids for some bytes."""
         if not text or text in self._known:
-            return (self._known[text],) if text else ()
-        ids = self._draft.tokenize(text, add_bos=False)
+            return self._known[text][:1] if text else ()
+        ids = self._draft.tokenize(text, add_bos=False) if self._has_all_bytes else []
         if b"".join(map(self._draft.piece, ids)) == text:
             return ids
         # A tokenizer that begins with a blank of its own, or bytes that are no text.
@@ -115,6 +123,6 @@ class Speller:
             n = next((n for n in lengths if text[at : at + n] in self._known), 0)
             if not n:
                 return (UNREADABLE,)
-            ids.append(self._known[text[at : at + n]])
+            ids.append(self._known[text[at : at + n]][0])
             at += n
         return ids
