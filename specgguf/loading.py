@@ -17,8 +17,9 @@ from .control.trace import Trace
 from .decode.vocab_map import VocabMap
 from .engine import Engine
 from .errors import ConfigError, SpecggufError, Unsupported
-from .native import backend, compat, vocab_pair
+from .native import backend, compat
 from .native.context import Model
+from .native.mapped import pair
 from .native.weights import Weights
 
 INSTALL_LINES = (
@@ -92,7 +93,7 @@ def open_pair(
                 draft_weights = weights
             else:
                 draft_weights = Weights(draft_model_path, load_keys)
-                found = vocab_pair.vocab_map(weights, draft_weights, draft_vocab=config.vocab)
+                found = pair.vocab_map(weights, draft_weights, draft_vocab=config.vocab)
                 if found is not None:
                     warnings.append(_told(found, draft_model_path))
         pad_to = 2 if strict else 1

@@ -31,8 +31,8 @@ SYMBOLS = (
     "llama_model_load_from_file llama_model_free llama_model_default_params llama_context_default_params "
     "llama_vocab_type llama_vocab_n_tokens llama_vocab_bos llama_vocab_eos llama_vocab_get_add_bos "
     "llama_vocab_get_add_eos llama_vocab_get_text llama_vocab_is_eog llama_vocab_fim_pre llama_vocab_fim_suf "
-    "llama_vocab_fim_mid llama_token_to_piece llama_vocab_get_attr LLAMA_TOKEN_ATTR_CONTROL "
-    "LLAMA_TOKEN_ATTR_UNKNOWN LLAMA_TOKEN_ATTR_USER_DEFINED"
+    "llama_vocab_fim_mid llama_vocab_eot llama_tokenize llama_token_to_piece llama_vocab_get_attr "
+    "LLAMA_TOKEN_ATTR_CONTROL LLAMA_TOKEN_ATTR_UNKNOWN LLAMA_TOKEN_ATTR_USER_DEFINED LLAMA_TOKEN_ATTR_BYTE"
 ).split()
 
 FIELDS = {
@@ -41,7 +41,7 @@ FIELDS = {
         "type_v swa_full kv_unified abort_callback"
     ).split(),
     "llama_model_params": "n_gpu_layers load_mode vocab_only no_alloc".split(),
-    "llama_batch": "n_tokens token pos n_seq_id seq_id logits".split(),
+    "llama_batch": "n_tokens token embd pos n_seq_id seq_id logits".split(),
 }
 
 # Of the class, and what its instances get while they load a file.
@@ -63,6 +63,11 @@ GGML_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ggml_backend_dev_memory": (None, [_POINTER, ctypes.POINTER(_SIZE), ctypes.POINTER(_SIZE)]),
     "ggml_backend_dev_backend_reg": (_POINTER, [_POINTER]),
     "ggml_backend_reg_name": (_TEXT, [_POINTER]),
+    "ggml_get_type_traits": (_POINTER, [ctypes.c_int]),
+    "ggml_quantize_chunk": (
+        _SIZE,
+        [ctypes.c_int, _POINTER, _POINTER, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, _POINTER],
+    ),
 }
 
 

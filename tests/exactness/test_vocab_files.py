@@ -22,7 +22,7 @@ from specgguf.decode.generation import generate
 from specgguf.decode.records import Round
 from specgguf.decode.sampling import Rng, Transform
 from specgguf.decode.vocab_map import MappedTransform
-from specgguf.native.vocab_pair import vocab_map
+from specgguf.native.mapped.pair import vocab_map
 
 WORDS = [" the", " word", " value", "ing", "er", " of", " list"]
 

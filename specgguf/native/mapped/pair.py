@@ -13,9 +13,8 @@ import numpy as np
 
 from specgguf.decode.vocab_map import UNREADABLE, VocabMap
 from specgguf.errors import VocabMismatch
-
-from . import vocab
-from .weights import Weights
+from specgguf.native import vocab
+from specgguf.native.weights import Weights
 
 SHARE_MIN = 0.1  # of the smaller vocabulary: with fewer in common hardly a token could be proposed
 

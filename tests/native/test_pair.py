@@ -13,7 +13,7 @@ from support import tiny
 from specgguf import VocabMismatch
 from specgguf.decode.vocab_map import UNREADABLE
 from specgguf.native import vocab
-from specgguf.native.vocab_pair import by_bytes, shared_part, vocab_map
+from specgguf.native.mapped.pair import by_bytes, shared_part, vocab_map
 from specgguf.native.weights import Weights
 
 WORDS = [" the", " word", " python", "ing", "\n\n", "日本", "👍", "é", " straße"]
