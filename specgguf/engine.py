@@ -15,9 +15,8 @@ from .config import DraftConfig, SamplingParams
 from .control.controller import Adaptive, Fixed
 from .control.cost_cache import costs_for
 from .control.trace import Trace
-from .decode.drafters import Drafter, ModelDrafter
+from .decode.drafters import Drafter, ModelDrafter, NgramDrafter
 from .decode.generation import Generation, TextStream
-from .decode.ngrams import NgramDrafter
 from .decode.records import Round
 from .decode.run import Run
 from .decode.sampling import GrammarCursor, Rng, Transform
