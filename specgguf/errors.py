@@ -66,4 +66,4 @@ class BackendError(SpecggufError):
 
 
 class WorkerLost(BackendError):
-    """A worker does not answer, or not any more: what its part of a model held is gone. The next request connects again."""
+    """A worker does not answer, or not any more: what its part of a model held is gone; the next request connects."""

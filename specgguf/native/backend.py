@@ -117,33 +117,30 @@ def free_context(ctx: Context) -> None:
     llama_cpp.llama_free(ctx)
 
 
-@anywhere
-def n_ctx(ctx: Context) -> int:
-    """The context's length in tokens (llama.cpp rounds what was asked for up)."""
-    return int(llama_cpp.llama_n_ctx(ctx))
+class Limits(NamedTuple):  # of a context, in tokens
+    n_ctx: int  # its length: llama.cpp rounds what was asked for up
+    n_ubatch: int  # computed at once
+    n_rs_seq: int  # that a recurrent state can be rolled back natively; 0 where the architecture cannot
 
 
 @anywhere
-def n_ubatch(ctx: Context) -> int:
-    """How many tokens llama.cpp computes at once."""
-    return int(llama_cpp.llama_n_ubatch(ctx))
+def limits(ctx: Context) -> Limits:
+    sizes = llama_cpp.llama_n_ctx(ctx), llama_cpp.llama_n_ubatch(ctx), llama_cpp.llama_n_rs_seq(ctx)
+    return Limits(*map(int, sizes))
 
 
-@anywhere
-def n_rs_seq(ctx: Context) -> int:
-    """How many tokens a recurrent state can be rolled back natively; 0 where the architecture cannot."""
-    return int(llama_cpp.llama_n_rs_seq(ctx))
+class Memory(NamedTuple):
+    """What of a model decides how its memory can be rolled back."""
+
+    n_swa: int  # the sliding window in tokens; 0 for full attention
+    is_recurrent: bool  # whether any layer keeps a recurrent state
 
 
-def is_recurrent(llama: Any) -> bool:
-    """Whether any layer keeps a recurrent state (recurrent and hybrid architectures)."""
+def memory(llama: Any) -> Memory:
+    """Of the model that `llama` loaded."""
     model = llama.model
-    return bool(llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model))
-
-
-def n_swa(llama: Any) -> int:
-    """The sliding window in tokens; 0 for full attention."""
-    return int(llama_cpp.llama_model_n_swa(llama.model))
+    recurrent = llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model)
+    return Memory(int(llama_cpp.llama_model_n_swa(model)), bool(recurrent))
 
 
 # --- batches and decoding ---------------------------------------------------------------------------------

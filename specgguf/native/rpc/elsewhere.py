@@ -1,10 +1,13 @@
-"""A native context that lives in another process, as those see it who call functions of `backend` with it."""
+"""A native context that lives in another process, as those see it who call functions of `backend` with it.
+
+Where it lives, how it is asked and what becomes of it is `remote`'s to know.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -12,6 +15,10 @@ T = TypeVar("T")
 
 class Elsewhere:
     """Such a context. It may be lost with its process: then it is empty, and the next decode makes it again."""
+
+    def refresh(self) -> None:
+        """Find out now whether it was lost meanwhile, and be empty if it was."""
+        raise NotImplementedError
 
     def call(self, name: str, *args: Any) -> Any:
         """What `backend.<name>(context, *args)` returns over there."""
@@ -29,4 +36,4 @@ def anywhere(function: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate
             return result
         return function(ctx, *args, **keywords)
 
-    return call
+    return cast(Callable[Concatenate[Any, P], T], call)

@@ -1,4 +1,7 @@
-"""The few calls of ggml that its RPC backend needs, typed. A build without that backend has none of them."""
+"""The few calls of ggml that its RPC backend needs, typed. A build without that backend has none of them.
+
+It decides nothing: who connects to which worker, and when, is `child`'s; who serves is the worker's command's.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,8 @@ import ctypes
 from typing import Any
 
 from specgguf.errors import BackendError, Unsupported
+from specgguf.native import backend, compat
 
-from .. import backend, compat
 from .wire import Endpoint
 
 INSTALL = 'CMAKE_ARGS="-DGGML_RPC=on" pip install --force-reinstall --no-cache-dir llama-cpp-python'

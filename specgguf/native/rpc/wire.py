@@ -69,10 +69,17 @@ def endpoints(value: str | Iterable[str], *, name: str = "rpc_servers") -> tuple
     for word in words:
         host, colon, port = str(word).strip().partition(":")
         number = int(port) if port.isascii() and port.isdigit() else 0 if colon else PORT
-        if not isinstance(word, str) or not host or not 0 < number < 65536 or any(c.isspace() or c == "/" for c in host):
+        if (
+            not isinstance(word, str)
+            or not host
+            or not 0 < number < 65536
+            or any(c.isspace() or c == "/" for c in host)
+        ):
             raise ConfigError(f"{name}: {word!r} is no HOST:PORT", hint=f"for example 192.168.1.20:{PORT}")
         if Endpoint(host, number) in found:
-            raise ConfigError(f"{name}: {host}:{number} stands there twice", hint="a worker serves one program at a time")
+            raise ConfigError(
+                f"{name}: {host}:{number} stands there twice", hint="a worker serves one program at a time"
+            )
         found.append(Endpoint(host, number))
     if len(found) > SERVERS_MAX:
         raise ConfigError(f"{name}: llama.cpp takes at most {SERVERS_MAX} workers, not {len(found)}")
@@ -87,7 +94,7 @@ def ask(endpoint: Endpoint, *, timeout_s: float = TIMEOUT_S) -> WorkerReport:
         BackendError: what answers is no worker, or one of another version.
     """
     try:
-        connection = socket.create_connection((_address(endpoint), endpoint.port), timeout=timeout_s)
+        connection = socket.create_connection((address(endpoint), endpoint.port), timeout=timeout_s)
     except ConnectionRefusedError:
         raise WorkerLost(
             f"worker {endpoint} does not answer: nothing listens on that port",
@@ -116,7 +123,7 @@ def ask_all(workers: Iterable[Endpoint], *, timeout_s: float = TIMEOUT_S) -> lis
     return [ask(worker, timeout_s=timeout_s) for worker in workers]
 
 
-def _address(endpoint: Endpoint) -> str:
+def address(endpoint: Endpoint) -> str:
     """The IPv4 address, the only kind that ggml connects to."""
     return str(socket.getaddrinfo(endpoint.host, endpoint.port, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
 
