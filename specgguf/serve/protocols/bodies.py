@@ -62,8 +62,8 @@ class Call:
 # --- from bytes to a mapping ------------------------------------------------------------------------------
 
 
-def read(data: bytes) -> Json:
-    """The JSON object that `data` holds.
+def read(data: bytes, what: str = "the body") -> Json:
+    """The JSON object that `data` holds; `what` is its name in errors.
 
     Raises:
         BadRequest: no UTF-8, no JSON, no object; nested too deeply, or a character that is none.
@@ -71,14 +71,14 @@ def read(data: bytes) -> Json:
     try:
         body = json.loads(data.decode(), parse_constant=_no_constant)
     except UnicodeDecodeError as error:
-        raise BadRequest(f"the body is not UTF-8: byte {error.start}") from error
+        raise BadRequest(f"{what} is not UTF-8: byte {error.start}") from error
     except RecursionError:
-        raise BadRequest("the body is nested too deeply") from None
+        raise BadRequest(f"{what} is nested too deeply") from None
     except ValueError as error:
-        raise BadRequest(f"the body is not JSON: {error}") from error
+        raise BadRequest(f"{what} is not JSON: {error}") from error
     if not isinstance(body, dict):
-        raise BadRequest("the body must be a JSON object")
-    _check_values(body)
+        raise BadRequest(f"{what} must be a JSON object")
+    _check_values(body, what)
     return body
 
 
@@ -86,7 +86,7 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON value")
 
 
-def _check_values(body: Json) -> None:
+def _check_values(body: Json, what: str) -> None:
     level: list[Any] = [body]
     for _ in range(MAX_DEPTH):
         below: list[Any] = []
@@ -100,7 +100,7 @@ def _check_values(body: Json) -> None:
         level = below
         if not level:
             return
-    raise BadRequest(f"the body is nested more than {MAX_DEPTH} deep")
+    raise BadRequest(f"{what} is nested more than {MAX_DEPTH} deep")
 
 
 def _check_text(text: str) -> None:
