@@ -41,8 +41,8 @@ def worker(host: str, port: int, cache: Path | None, threads: int | None, quiet:
     """Lend this machine's devices to a model on another one, which takes them with --rpc HOST:PORT.
 
     \b
-      specgguf worker                            for programs of this machine, or through ssh
-      specgguf worker --host 10.8.0.2            on the address of a private network (WireGuard)
+      specgguf worker                    for this machine, or through ssh
+      specgguf worker --host 10.8.0.2    on a private network's address
 
     It serves one program at a time. Whoever reaches the port can read and write what it holds: ggml's RPC knows no
     password and no encryption, so never open it to a network that you do not trust.
