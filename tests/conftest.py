@@ -99,6 +99,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     skipped = [r for r in terminalreporter.getreports("skipped") if "no RPC" in str(r.longrepr)]
     if skipped:
         terminalreporter.write_line(
-            f"NOT RUN: {len(skipped)} tests that need a build with RPC (scripts/rpc_build; then scripts/test runs them)",
+            f"NOT RUN: {len(skipped)} tests that need RPC (scripts/rpc_build; then scripts/test runs them)",
             yellow=True,
         )
