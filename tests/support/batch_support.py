@@ -63,6 +63,9 @@ class Echo:
         self._told.call = told
         yield
 
+    def compile_grammar(self, grammar: Any) -> Any:
+        return grammar
+
     def create_chat_completion(self, *, messages: Any, model: str, stream: bool = False, **keywords: Any) -> Json:
         text = self._answer(messages[-1]["content"], {"messages": messages, **keywords})
         choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
