@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from specgguf import SpeculativeLlama
 
 # Settings that are keywords of SpeculativeLlama, besides the pair itself.
-KEYWORDS = ("draft", "draft_max", "n_ctx", "n_gpu_layers", "n_threads", "flash_attn", "type_k", "type_v")
+HARDWARE = "n_ctx n_gpu_layers n_threads flash_attn type_k type_v rpc_servers tensor_split".split()
+KEYWORDS = ("draft", "draft_max", *HARDWARE)
 TICK_S = 0.1
 LOUD = "WARNING: "  # how a notice begins that must not be missed
 

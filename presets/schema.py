@@ -133,6 +133,10 @@ class Preset:
     type_v: str = "f16"
     draft_type_k: str = "f16"
     draft_type_v: str = "f16"
+    rpc_servers: tuple[str, ...] | None = None
+    draft_rpc_servers: tuple[str, ...] | None = None
+    tensor_split: tuple[float, ...] | None = None
+    draft_tensor_split: tuple[float, ...] | None = None
     draft_first: int = 4
     draft_max: int = 5
     draft_vocab: str = "any"
@@ -165,6 +169,12 @@ class Preset:
         for key in ("summary", "source"):
             if not isinstance(getattr(self, key), str):
                 raise ConfigError(f"{key} must be a text, not {getattr(self, key)!r}")
+        for key in ("rpc_servers", "draft_rpc_servers", "tensor_split", "draft_tensor_split"):
+            value = getattr(self, key)
+            kinds: Any = str if key.endswith("servers") else (int, float)
+            if value is not None and not (isinstance(value, list | tuple) and all(isinstance(v, kinds) for v in value)):
+                raise ConfigError(f"{key} must be a list of {'texts' if kinds is str else 'numbers'}, not {value!r}")
+            object.__setattr__(self, key, tuple(value) if value else None)
         from_mapping(SamplingParams, self.sampling, where="sampling")
 
     @property
@@ -172,7 +182,7 @@ class Preset:
         """What this preset says to `specgguf.SpeculativeLlama`."""
         names = (
             "n_ctx n_gpu_layers n_batch n_ubatch n_threads flash_attn type_k type_v draft_type_k draft_type_v "
-            "draft_first draft_max draft_vocab"
+            "rpc_servers draft_rpc_servers tensor_split draft_tensor_split draft_first draft_max draft_vocab"
         )
         chosen = {name: getattr(self, name) for name in names.split()}
         chosen |= {"draft_flash_attn": self.flash_attn, "draft_n_gpu_layers": self.n_gpu_layers}

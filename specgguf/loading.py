@@ -20,6 +20,7 @@ from .errors import ConfigError, SpecggufError, Unsupported
 from .native import backend, compat
 from .native.context import Model
 from .native.mapped import pair
+from .native.rpc import wire
 from .native.weights import Weights
 
 INSTALL_LINES = (
@@ -35,6 +36,7 @@ REFUSED = {
     "chat_handler": "specgguf renders the model's own template; name a format with chat_format",
     "tokenizer": "specgguf uses the tokenizer in the file",
 }
+OURS = ("rpc_servers",)  # which llama-cpp-python swallows
 IGNORED = ("logits_all", "verbose")  # rows are computed where they are needed; native logs are kept off stderr
 
 
@@ -74,7 +76,7 @@ def open_pair(
         model_path, draft_model_path: files; the draft may be "ngram".
         config: drafting defaults.
         strict: pad single tokens to two, see `native.context.Context`.
-        keywords: of `llama_cpp.Llama`, for the target and with `draft_` for the draft.
+        keywords: of `llama_cpp.Llama`, for the target and with `draft_` for the draft; and `rpc_servers`.
 
     Raises:
         ConfigError, Unsupported: a keyword.
@@ -106,6 +108,11 @@ def open_pair(
             if part is not None:
                 part.close()
         raise
+    warnings += [
+        f"{side}: {one.placement}"
+        for side, one in (("target", weights), ("draft", draft_weights))
+        if one is not None and one.placement
+    ]
     if engine.off_reason and draft_model_path is not None:
         warnings.append(f"drafting is off: {engine.off_reason}")
     return LoadedPair(engine, weights, draft_weights, warnings)
@@ -118,7 +125,7 @@ def _told(vocab_map: VocabMap, path: str) -> str:
 
 def _split(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Keywords of the target and of the draft, checked against `Llama`'s own."""
-    known = compat.llama_keywords()
+    known = compat.llama_keywords().union(OURS)
     target: dict[str, Any] = {}
     draft: dict[str, Any] = {}
     for key, value in keywords.items():
@@ -130,6 +137,7 @@ def _split(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
             raise ConfigError(f"unknown keyword '{key}'", hint=hint)
         if name not in IGNORED and name not in REFUSED:
             (target if name == key else draft)[name] = value
+    _check_workers(target, draft)
     for side, prefix in ((target, ""), (draft, "draft_")):
         for name in ("type_k", "type_v"):
             if name in side:
@@ -145,11 +153,32 @@ def _split(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
     return target, draft
 
 
+def _check_workers(target: dict[str, Any], draft: dict[str, Any]) -> None:
+    """Read both sides' `rpc_servers`; a side without any has none."""
+    taken: set[wire.Endpoint] = set()
+    for side, prefix in ((target, ""), (draft, "draft_")):
+        servers = side.pop("rpc_servers", None)
+        if not servers:
+            continue
+        workers = wire.endpoints(servers, name=f"{prefix}rpc_servers")
+        if twice := taken.intersection(workers):
+            raise ConfigError(
+                f"worker {min(twice)} cannot serve target and draft: it serves one model at a time",
+                hint="start another on that machine: specgguf worker --port N",
+            )
+        if side.get("split_mode") not in (None, 1):
+            raise Unsupported(
+                f"{prefix}split_mode={side['split_mode']} is not supported with workers: they take layers"
+            )
+        taken.update(workers)
+        side["rpc_servers"] = [str(worker) for worker in workers]
+
+
 def _load_keys(keys: Mapping[str, Any], warnings: list[str], name: str) -> dict[str, Any]:
     """The keywords that `Llama` gets: layers and threads decided, context lengths left out."""
     keys = {k: v for k, v in keys.items() if k not in CONTEXT_KEYS}
     layers = keys.get("n_gpu_layers")
-    offload = backend.supports_gpu_offload()
+    offload = backend.supports_gpu_offload() or "rpc_servers" in keys
     if layers is None:
         keys["n_gpu_layers"] = -1 if offload else 0
     elif layers != 0 and not offload:

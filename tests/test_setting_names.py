@@ -36,7 +36,9 @@ PRESET_ALONE = {
     "n_batch", "n_ubatch", "draft_first",
 }  # fmt: skip
 # Other names of one flag: llama.cpp's short forms.
-SHORT = {"-m", "-d", "-p", "-c", "-t", "-ngl", "-s", "--draft-ngl", "--temp"}
+SHORT = {"-m", "-d", "-p", "-c", "-t", "-ngl", "-s", "--draft-ngl", "--temp", "--rpc", "--draft-rpc"}
+# A hardware keyword that llama-cpp-python lacks.
+OUR_HARDWARE = {"rpc_servers"}
 
 by_setting = pytest.mark.parametrize("setting", SETTINGS, ids=lambda s: s.name)
 
@@ -85,7 +87,7 @@ def test_what_begins_with_draft_is_the_drafts_or_listed() -> None:
         s.name for s in SETTINGS if s.name.startswith("draft")
     }
     for name in names - OF_DRAFTING - {"draft_model", "draft_model_path"}:
-        assert name.removeprefix("draft_") in LLAMA, name
+        assert name.removeprefix("draft_") in LLAMA | OUR_HARDWARE, name
     drafting = {name for name in OF_DRAFTING if name in OURS}
     assert drafting == OF_DRAFTING
     own = {f.name if f.name.startswith("draft") else f"draft_{f.name}" for f in fields(DraftConfig)} - {"draft_verify"}
