@@ -251,10 +251,11 @@ def _is_compact(value: Mapping[str, Any]) -> bool:
     return wanted is True
 
 
-def _any_object(wanted: Any) -> None:
+def _any_object(wanted: Any) -> dict[str, Any]:
     """The schema of any JSON object, where that is wanted."""
     if wanted is not True:
         raise ConfigError(f"json_object must be true, not {wanted!r:.60}")
+    return {"type": "object"}
 
 
 def _lark_or_gbnf(text: Any) -> Grammar:

@@ -11,11 +11,9 @@ import sys
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 ROOT = Path(__file__).resolve().parents[2]
 DOC = ROOT / "docs" / "server.md"
@@ -25,11 +23,11 @@ FEATURES = ("chat", "streams", "tools", "schemas", "responses", "completions", "
 WORKS = re.compile(r'@works\("([\w.-]+)", "([\w ]+)"\)')
 
 
-def works(client: str, feature: str) -> Callable[[F], F]:
+def works(client: str, feature: str) -> Callable[[Any], Any]:
     """Mark a test that shows a feature of a client; skipped, and said so, where the client is not installed."""
     assert feature in FEATURES, feature
 
-    def mark(test: F) -> F:
+    def mark(test: Any) -> Any:
         test = pytest.mark.client(client, feature)(test)
         if version(client) is None:
             return pytest.mark.skip(reason=f"{client} is not installed: pip install --group clients")(test)

@@ -79,7 +79,7 @@ def summary(samples: list[Sample]) -> dict[str, Any]:
     """Medians of the samples, and of their ratios."""
 
     def median(key: str, way: str) -> float:
-        return statistics.median(sample[key][way] for sample in samples)
+        return float(statistics.median(sample[key][way] for sample in samples))
 
     ratios = {
         name: round(statistics.median(sample["ms"][slow] / sample["ms"][fast] for sample in samples), 3)
