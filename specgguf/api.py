@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Any, Unpack, overload
 
 from . import scoring
-from .calls import ChatOptions, Chunks, CompletionOptions, Json, Messages, Prompt, Reply, Streamed, Whole
+from .calls import AsyncCalls, ChatOptions, Chunks, CompletionOptions, Json, Messages, Prompt, Reply, Streamed, Whole
 from .config import DraftConfig, SamplingParams, parse_draft
 from .control.trace import Trace, to_file
 from .decode.generation import Generation, check_prompt
@@ -37,7 +37,7 @@ from .text.stream import ChunkStream
 from .text.template import ChatTemplate, RenderedPrompt
 
 
-class SpeculativeLlama(LlamaNames):
+class SpeculativeLlama(LlamaNames, AsyncCalls):
     """A target model whose tokens a draft model may write, with the target's own distribution.
 
     Args:
