@@ -23,11 +23,12 @@ from .calls import ChatOptions, Chunks, CompletionOptions, Json, Messages, Promp
 from .config import DraftConfig, SamplingParams, parse_draft
 from .control.trace import Trace, to_file
 from .decode.generation import Generation, check_prompt
+from .decode.records import TokenLogprob
 from .decode.stats import Stats
 from .errors import ConfigError, Unsupported
 from .grammar.cursor import compile_grammar
 from .llama_names import LlamaNames
-from .loading import open_pair
+from .loading import Places, open_pair
 from .text import tokenize as prompts
 from .text.arguments import completion_params, draft_config, token_ids, tool_request
 from .text.completion import ChatCompletion, Completion, ResponseMetadata, TextCompletion
@@ -43,7 +44,10 @@ class SpeculativeLlama(LlamaNames):
     Args:
         model_path: the target's GGUF file.
         draft_model_path: the draft's GGUF file, "ngram" (n-grams of the text itself), or None: plain decoding.
-        n_ctx: context length in tokens of both; 0 takes the model's own.
+        n_ctx: context length in tokens of both, for each generation; 0 takes the model's own.
+        n_parallel: how many generations run at once, in shared passes; calls beyond them wait. Each has its own text,
+            settings and draft length.
+        cache_tokens: what the caches hold for all of them together; None: n_ctx for each.
         n_gpu_layers: None offloads all layers where the build can; an explicit number that it cannot serve is
             one of `warnings`.
         draft: "auto" (0..draft_max tokens, whatever is fastest), an int (always that many), or "off".
@@ -73,6 +77,8 @@ class SpeculativeLlama(LlamaNames):
         *,
         n_ctx: int = 4096,
         n_gpu_layers: int | None = None,
+        n_parallel: int = 1,
+        cache_tokens: int | None = None,
         draft: int | str = "auto",
         draft_max: int = 5,
         verify: str = "auto",
@@ -88,7 +94,15 @@ class SpeculativeLlama(LlamaNames):
         config = DraftConfig(draft, draft_max, verify, draft_temperature, draft_first)
         keywords |= {"n_ctx": n_ctx, "n_gpu_layers": n_gpu_layers}
         trace = to_file(trace) if isinstance(trace, str) else trace
-        self._pair = open_pair(model_path, draft_model_path, config, strict=strict, keywords=keywords, trace=trace)
+        self._pair = open_pair(
+            model_path,
+            draft_model_path,
+            config,
+            strict=strict,
+            places=Places(n_parallel, cache_tokens),
+            keywords=keywords,
+            trace=trace,
+        )
         self._finalizer = weakref.finalize(self, self._pair.close)  # also at exit, before modules are torn down
         self._engine = self._pair.engine
         self._config = config
@@ -189,7 +203,7 @@ class SpeculativeLlama(LlamaNames):
     def decode_s(self) -> float:
         """Seconds inside llama.cpp's decoding so far, both models together: the rest of a run is Python's."""
         models = (self._engine.target, self._engine.draft_model)
-        return sum(model.decode_s for model in models if model is not None)
+        return sum(model.context.decode_s for model in models if model is not None)
 
     def n_ctx(self) -> int:
         """The context's length in tokens."""
@@ -369,15 +383,19 @@ class SpeculativeLlama(LlamaNames):
         generation = self._generation(tokens, params, config, call["timeout"])
         writer = None
         if (n_top := call["logprobs"]) is not None:
-            scores = scoring.score(self._engine, tokens, n_top, call["timeout"], generation) if echo else []
+            scores = self._scores(tokens, n_top, call["timeout"], generation) if echo else []
             writer = LogprobWriter(self._piece, len(text), list(zip(tokens, scores, strict=False)))
         return TextCompletion(
             self._metadata_of(call),
             generation,
-            lock=lambda: self._engine.lock(call["timeout"]),
             logprobs=writer,
             echo=text if echo else "",
         )
+
+    def _scores(
+        self, tokens: Sequence[int], n_top: int, timeout: float | None, generation: Generation
+    ) -> list[TokenLogprob | None]:
+        return scoring.score(self._engine, tokens, n_top, timeout, lambda: generation.cancelled)
 
     def _metadata_of(self, call: Mapping[str, Any]) -> ResponseMetadata:
         return ResponseMetadata(f"cmpl-{uuid.uuid4()}", int(time.time()), call["model"] or self.model_path)
@@ -471,7 +489,6 @@ class SpeculativeLlama(LlamaNames):
         return ChatCompletion(
             self._metadata_of(call),
             self._generation(prompt, params, config, call["timeout"], ReasoningSplitter(prompt.reasoning_tag)),
-            lock=lambda: self._engine.lock(call["timeout"]),
             logprobs=ChatLogprobWriter(self._piece) if call["logprobs"] else None,
             tool_names=request.names,
             forced_tool=request.forced,

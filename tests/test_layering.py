@@ -19,7 +19,7 @@ import specgguf
 ROOT = Path(__file__).resolve().parent.parent
 
 ORDER = """
-errors config presets models decode native fit control grammar text turns engine scoring loading llama_names
+errors config presets models decode native fit control grammar text turns caches engine scoring loading llama_names
 calls api llm_plugin serve bench cli
 """.split()
 CLI_ORDER = (

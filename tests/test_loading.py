@@ -202,11 +202,13 @@ def test_a_build_with_a_gpu_offloads_everything_unless_told_otherwise(
 
 def test_kinds_of_drafts(opener: Opener) -> None:
     with_model, ngrams, alone = opener(), opener("ngram"), opener(None)
-    assert isinstance(with_model.engine.drafter, ModelDrafter)
+    assert with_model.engine.has_drafter
     assert with_model.engine.off_reason == ngrams.engine.off_reason == ""
     assert isinstance(ngrams.engine.ngrams, NgramDrafter)
     assert ngrams.draft_weights is None
-    assert alone.engine.drafter is alone.engine.ngrams is None
+    assert not ngrams.engine.has_drafter
+    assert not alone.engine.has_drafter
+    assert alone.engine.ngrams is None
     assert alone.engine.off_reason == "no draft model"
     assert alone.warnings == [], "nobody asked for a draft"
 

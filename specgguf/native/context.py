@@ -32,7 +32,7 @@ class Context:
     Attributes:
         sequences: all of them; at first idle and empty.
         pool: who may have how many cells.
-        n_ctx: the most tokens it can hold, those of all sequences together.
+        n_ctx: the most tokens that a sequence can hold. What all hold together is the pool's to know.
         settings: the context's parameters as asked for.
         decode_s: seconds spent inside llama.cpp so far.
 
@@ -40,6 +40,7 @@ class Context:
         weights: the loaded file.
         n_ctx, n_batch, n_ubatch: as in `llama_cpp.Llama`; n_ctx 0 takes the model's own length.
         n_seq_max: how many sequences it has.
+        n_cells: how many tokens they can hold together; None takes n_ctx.
         n_outputs_max: the most rows of logits in a forward pass; each takes a vocabulary of floats.
         n_rs_seq: ask for native rollback of so many tokens, where the architecture has it. Not for a draft model:
             it decodes single tokens, which that rollback cannot reach back over.
@@ -56,6 +57,7 @@ class Context:
         n_batch: int = 512,
         n_ubatch: int = 512,
         n_seq_max: int = 1,
+        n_cells: int | None = None,
         n_outputs_max: int = 8,
         n_rs_seq: int = 0,
         pad_to: int = 1,
@@ -65,12 +67,12 @@ class Context:
     ) -> None:
         self.weights = weights
         llama = weights.llama
-        n_ctx = n_ctx or int(weights.metadata.get(f"{weights.architecture}.context_length", 4096))
+        n_ctx = n_ctx or weights.n_ctx_train
         if n_ctx < 2:  # a token to read and one to write; llama.cpp ends the process at two in a context of one
             raise ConfigError(f"n_ctx must be 0 or at least 2, not {n_ctx}")
         n_batch = max(min(n_batch, n_ctx), n_outputs_max, 2)
         self.settings = {
-            "n_ctx": n_ctx,
+            "n_ctx": n_cells or n_ctx,
             "n_batch": n_batch,
             "n_ubatch": max(min(n_ubatch, n_batch), n_outputs_max, 2),
             "n_outputs_max": max(n_outputs_max, 2),
@@ -106,9 +108,10 @@ class Context:
         plain = make(0).name == "plain"
         self.pad_to = pad_to if plain else 1
         self._equal = not plain
-        self.n_ctx = min(n_ctx, backend.n_ctx(self.handle) - (self.pad_to - 1))
+        n_usable = min(n_cells or n_ctx, backend.n_ctx(self.handle) - (self.pad_to - 1))
+        self.n_ctx = min(n_ctx, n_usable)
         self.sequences = [Sequence(self, id, make(id)) for id in range(n_seq_max)]
-        self.pool = Pool(self.sequences, self.n_ctx)
+        self.pool = Pool(self.sequences, n_usable)
         self.decode_s = 0.0
 
     def decode(self, parts: abc.Sequence[Part]) -> list[backend.Logits]:
