@@ -19,9 +19,8 @@ from .control.cost_cache import costs_for
 from .control.costs import Costs
 from .control.schedule import Schedule
 from .control.trace import Trace
-from .decode.drafters import Drafter, ModelDrafter
+from .decode.drafters import Drafter, ModelDrafter, NgramDrafter
 from .decode.generation import Generation, TextStream
-from .decode.ngrams import NgramDrafter
 from .decode.records import Round
 from .decode.run import Run
 from .decode.sampling import GrammarCursor, Rng, Transform

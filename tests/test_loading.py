@@ -12,8 +12,7 @@ from support import models
 
 from specgguf import BackendError, ConfigError, ModelNotFound, Unsupported, VocabMismatch, loading
 from specgguf.config import DraftConfig
-from specgguf.decode.drafters import ModelDrafter
-from specgguf.decode.ngrams import NgramDrafter
+from specgguf.decode.drafters import ModelDrafter, NgramDrafter
 from specgguf.loading import open_pair, physical_cores
 from specgguf.native import backend
 from specgguf.native.context import Context

@@ -1,7 +1,8 @@
 """Who proposes tokens: `propose` turns the committed text into a Draft.
 
-A drafter owns its model's cache and keeps it a prefix of the committed tokens; it knows neither the target nor
-the verifier, and decides nothing about how many tokens are worth drafting: `keep_drafting` does.
+A small model does, or the text itself: what followed the last occurrence of its latest n-gram. A drafter owns its
+model's cache and keeps it a prefix of the committed tokens; it knows neither the target nor the verifier, and decides
+nothing about how many tokens are worth drafting: `keep_drafting` does.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Protocol
 
+from specgguf.config import DRAFT_MAX_LIMIT
 from specgguf.errors import ConfigError
 
-from .records import Draft, KeepDrafting, ToDistribution
+from .records import Candidate, Draft, KeepDrafting, ToDistribution
 from .sampling import Distribution, Logits, Rng, draw
 from .sequence import CachedSequence, Forward
 
@@ -19,6 +21,7 @@ from .sequence import CachedSequence, Forward
 # cache is marked again (a checkpoint would otherwise fall further behind with each rejection).
 PENDING_MAX = 8
 SCORE_CONTEXT = 16  # tokens read before the scored ones when the middle of a text is skipped
+NGRAM_SIZES = (4, 3, 2)  # n-grams tried, the longest first
 
 
 Proposal = Generator[Forward, Logits, Draft]
@@ -140,3 +143,76 @@ class ModelDrafter:
 
     def synchronise(self, committed: Sequence[int]) -> None:
         self.model.reuse(committed)
+
+
+class NgramDrafter:
+    """Drafts without a model, from the prompt and the output (Saxena 2023): one-hot drafts at no cost, exact by the
+    one-hot rule for any token.
+
+    Args:
+        n_vocab: ids from here on are never proposed.
+        eog: a draft ends at its first end-of-generation token, which it keeps.
+    """
+
+    name = "ngram"
+
+    def __init__(self, n_vocab: int, eog: frozenset[int]) -> None:
+        self._n_vocab, self._eog = n_vocab, eog
+        self._tokens: list[int] = []
+        self._ends: dict[tuple[int, ...], int] = {}  # n-gram -> the position after its last occurrence
+
+    def candidate(self, committed: Sequence[int]) -> Candidate | None:
+        """What could be drafted now; None where no n-gram occurred before."""
+        self._index(committed)
+        for size in NGRAM_SIZES:
+            end = self._ends.get(tuple(committed[-size:]))
+            if end is not None:
+                tokens = self._usable(committed[end : end + DRAFT_MAX_LIMIT])
+                return Candidate(tokens, size) if tokens else None
+        return None
+
+    def propose(
+        self,
+        committed: Sequence[int],
+        n_max: int,
+        distribution: ToDistribution,
+        rng: Rng,
+        keep_drafting: KeepDrafting,
+    ) -> Proposal:
+        yield from ()  # no forward pass
+        candidate = self.candidate(committed)
+        tokens = candidate.tokens[:n_max] if candidate is not None else ()
+        return Draft(tokens, (None,) * len(tokens), self.name if tokens else "")
+
+    def score(
+        self,
+        committed: Sequence[int],
+        probs: Sequence[Distribution],
+        distribution: ToDistribution,
+    ) -> Generator[Forward, Logits, Scores]:
+        yield from ()
+        return ()  # trying costs nothing
+
+    def synchronise(self, committed: Sequence[int]) -> None:
+        """Forget what was noted about another text."""
+        if self._tokens != list(committed[: len(self._tokens)]):
+            self._tokens, self._ends = [], {}
+
+    def _usable(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        usable: list[int] = []
+        for token in tokens:
+            if token >= self._n_vocab:
+                break
+            usable.append(token)
+            if token in self._eog:
+                break
+        return tuple(usable)
+
+    def _index(self, committed: Sequence[int]) -> None:
+        """Note every n-gram that is followed by a token."""
+        self.synchronise(committed)
+        for end in range(max(len(self._tokens), 1), len(committed)):
+            for size in NGRAM_SIZES:
+                if end >= size:
+                    self._ends[tuple(committed[end - size : end])] = end
+        self._tokens = list(committed)

@@ -13,8 +13,7 @@ from typing import Protocol
 
 from specgguf.errors import ConfigError, ContextFull
 
-from .drafters import Drafter
-from .ngrams import NgramDrafter
+from .drafters import Drafter, NgramDrafter
 from .records import Candidate, Chunk, Plan, Round
 from .run import Run, StopCheck
 from .sampling import GrammarCursor, Rng, Transform

@@ -14,8 +14,7 @@ from typing import Protocol
 from specgguf.config import DRAFT_MAX_LIMIT
 from specgguf.errors import BackendError, ConfigError
 
-from .drafters import Drafter
-from .ngrams import NgramDrafter
+from .drafters import Drafter, NgramDrafter
 from .records import FORCED, Candidate, Draft
 from .sampling import Distribution, GrammarCursor, Logits, Rng, Transform
 from .sequence import CachedSequence

@@ -15,8 +15,11 @@ import llama_cpp
 
 from specgguf.errors import ContextFull, VocabMismatch
 
+from . import compat
+
 SIZE_DIFFERENCE_MAX = 128
 FIRST_COMPARED_ID = 5
+_SPECIAL = b"\xff"  # llguidance's mark of a token that no text spells
 
 
 def of_model(llama: Any) -> Any:
@@ -133,3 +136,30 @@ def check_length(vocab: Any, n_bytes: int, n_ctx: int) -> None:
             f"{n_bytes:,} bytes of prompt do not fit: the context holds {n_ctx:,} tokens",
             hint="a larger n_ctx (--n-ctx), or a shorter prompt",
         )
+
+
+# --- for llguidance ---------------------------------------------------------------------------------------
+
+
+def grammar_tokenizer(vocab: Any) -> Any:
+    """An `llguidance.LLTokenizer` over a native vocabulary, which it must not outlive. Takes about a second for 150,000
+    tokens."""
+    from llguidance import LLTokenizer
+
+    make_native: Any = LLTokenizer.from_llamacpp  # type: ignore[attr-defined]
+    return make_native(
+        tokens=[_spelled_for_llguidance(vocab, token) for token in range(vocab_size(vocab))],
+        vocab_ptr=vocab,
+        tokenize_fptr=compat.tokenize_address(),
+        eos_token=sorted(eog_tokens(vocab)),
+        slices=None,
+    )
+
+
+def _spelled_for_llguidance(vocab: Any, token: int) -> bytes:
+    """What a token spells: nothing but itself where it is special, by what it is for or by how it looks."""
+    text = piece(vocab, token, special=True)
+    kind = llama_cpp.llama_vocab_get_attr(vocab, token)
+    looks_special = kind & llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED and text.startswith(b"<") and text.endswith(b">")
+    is_special = kind & (llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN)
+    return _SPECIAL + text if is_special or looks_special else text

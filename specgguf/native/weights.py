@@ -16,7 +16,7 @@ from typing import Any
 from specgguf.errors import BackendError, ConfigError
 from specgguf.models import header, header_check
 
-from . import backend, compat, grammar_tokenizer, vocab
+from . import backend, compat, vocab
 
 MAPPED_ALIGNMENT = 32  # bytes: where ggml takes tensors in a mapped file
 
@@ -84,7 +84,7 @@ class Weights:
     def grammar_tokenizer(self) -> Any:
         """The vocabulary as llguidance reads it, made when first asked for; it dies with the file, too."""
         with self.in_use():
-            return grammar_tokenizer.make(self.vocab)
+            return vocab.grammar_tokenizer(self.vocab)
 
     @property
     def architecture(self) -> str:

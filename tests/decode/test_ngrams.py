@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specgguf.config import DRAFT_MAX_LIMIT
-from specgguf.decode.ngrams import SIZES, NgramDrafter
+from specgguf.decode.drafters import NGRAM_SIZES, NgramDrafter
 from specgguf.decode.records import Candidate, Draft, always
 from specgguf.decode.sampling import Rng
 from specgguf.decode.sequence import run_alone
@@ -18,7 +18,7 @@ from specgguf.decode.sequence import run_alone
 
 def brute_force(text: Sequence[int], n_vocab: int, eog: frozenset[int]) -> Candidate | None:
     """By looking at every place, the latest first."""
-    for size in SIZES:
+    for size in NGRAM_SIZES:
         for end in range(len(text) - 1, size - 1, -1):
             if len(text) >= size and list(text[end - size : end]) == list(text[-size:]):
                 tokens: list[int] = []

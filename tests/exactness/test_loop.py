@@ -21,9 +21,8 @@ from support.fakes import FakeClock, FakeModel, FakeStopCheck, Script, random_ta
 
 from specgguf.control.controller import Adaptive, Fixed
 from specgguf.control.costs import Costs
-from specgguf.decode.drafters import ModelDrafter, Proposal
+from specgguf.decode.drafters import ModelDrafter, NgramDrafter, Proposal
 from specgguf.decode.generation import generate
-from specgguf.decode.ngrams import NgramDrafter
 from specgguf.decode.records import Draft, Round, VerifyResult
 from specgguf.decode.sampling import Distribution, Rng, Transform, draw, one_hot
 from specgguf.decode.verifier import RULES

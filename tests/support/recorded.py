@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from specgguf.decode.ngrams import NgramDrafter
+from specgguf.decode.drafters import NgramDrafter
 from specgguf.decode.records import Candidate
 
 N_DRAFT = 7
