@@ -8,6 +8,7 @@ text by `text`, dicts by `completion`.
 from __future__ import annotations
 
 import inspect
+import itertools
 import os
 import random
 import time
@@ -18,14 +19,15 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Unpack, overload
 
-from . import scoring
+from . import batched, scoring
+from .batched import BatchProgress, BatchResult
 from .calls import ChatOptions, Chunks, CompletionOptions, Json, Messages, Prompt, Reply, Streamed, Whole
 from .config import DraftConfig, SamplingParams, parse_draft
 from .control.trace import Trace, to_file
 from .decode.generation import Generation, check_prompt
 from .decode.records import TokenLogprob
 from .decode.stats import Stats
-from .errors import ConfigError, Unsupported
+from .errors import ConfigError, SpecggufError, Unsupported
 from .grammar.cursor import compile_grammar
 from .llama_names import LlamaNames
 from .loading import Places, open_pair
@@ -284,6 +286,46 @@ class SpeculativeLlama(LlamaNames):
         """
         config = draft_config(self._config, draft, draft_max)
         return self._generation(tokens, params or SamplingParams(), config, timeout)
+
+    def generate_batch(
+        self,
+        prompts: Iterable[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        draft: int | str | None = None,
+        draft_max: int | None = None,
+        in_order: bool = False,
+        progress: Callable[[BatchProgress], None] | None = None,
+    ) -> Iterator[BatchResult]:
+        """What follows each of many prompts, `n_parallel` of them at a time; a prompt that cannot be answered is a
+        result with an `error`, and the others go on. Closing the iterator ends what runs.
+
+        Args:
+            prompts: texts or token ids (`render` makes those of a conversation); may be a generator.
+            params: for all of them, or one for each.
+            in_order: results in the order of the prompts; else as they end.
+            progress: told after every round.
+
+        Raises:
+            ConfigError: at once, for settings that are none, or fewer `params` than prompts.
+        """
+        config = draft_config(self._config, draft, draft_max)
+        n_prompts = len(prompts) if isinstance(prompts, Sequence) else None
+        if isinstance(params, Sequence) and n_prompts is not None and len(params) != n_prompts:
+            raise ConfigError(f"{n_prompts} prompts and {len(params)} params: give one for all, or one for each")
+        each = iter(params) if isinstance(params, Sequence) else itertools.repeat(params or SamplingParams())
+        wanted = (self._wanted(prompt, one, config) for prompt, one in zip(prompts, each, strict=False))
+        return batched.run(self._engine, wanted, n_prompts=n_prompts, in_order=in_order, progress=progress)
+
+    def _wanted(self, prompt: Prompt, params: SamplingParams, config: DraftConfig) -> batched.Wanted:
+        try:
+            tokens = prompts.prompt_ids(self._pair.weights, prompt, None, self.n_ctx())
+            check_prompt(tokens, self.n_ctx())
+        except SpecggufError as error:
+            return batched.Wanted([], error=error)
+        n_more = params.max_tokens if params.max_tokens and params.max_tokens > 0 else self.n_ctx()
+        n_tokens = min(len(tokens) + n_more, self.n_ctx())
+        return batched.Wanted(tokens, n_tokens, lambda: self._generation(tokens, params, config, None))
 
     def _generation(
         self,

@@ -49,7 +49,7 @@ class Caches:
             if sequence is not None and self.n_sequences > 1:
                 sequence.context.pool.release(sequence)
 
-    def have_room(self, n_tokens: int) -> bool:
+    def can_admit(self, n_tokens: int) -> bool:
         """Whether a generation that may grow to so many tokens could have sequences now."""
         pools = [model.context.pool for model in self._models.values()]
         return self.n_sequences == 1 or all(min(n_tokens + CELLS_BESIDE, p.n_cells) <= p.n_free for p in pools)

@@ -109,50 +109,46 @@ class Engine:
         transform = Transform(params, n_vocab=target.n_vocab, eog=target.eog, grammar=grammar)
         draft_transform = Transform(draft_params, n_vocab=self._draft_vocab, eog=target.eog, grammar=grammar)
 
-        end = min(len(prompt) + max_tokens, target.n_ctx)
-
-        def begin(generation: Generation) -> Begun | None:
-            held = self.caches.admit(prompt, end)
-            if held is None:
-                return None
-            own, draft = held
-            drafter = self._drafter(draft)
-            run = Run(
-                target=own,
-                drafter=drafter,
-                ngrams=self.ngrams,
-                committed=list(prompt),
-                n_prompt=len(prompt),
-                end=end,
-                transform=transform,
-                draft_transform=draft_transform,
-                rng=Rng(params.seed),
-                stop_check=text,
-                verify=choose_rule(config.verify),
-                n_logprobs=params.logprobs,
-                grammar=grammar,
-            )
-            try:
-                run.synchronise()
-                controller = self._controller(config, own, draft)
-                if isinstance(controller, Adaptive):
-                    controller.new_turn(len(draft.tokens) if draft is not None else 0)
-                elif drafter is None:  # an n-gram draft of fixed length
-                    run.drafter, run.ngrams = self.ngrams, None
-                else:
-                    run.ngrams = None
-            except BaseException:
-                self.caches.give_back(own, draft)
-                raise
-            self.last_stats = generation.stats
-            n_cached = len(own.tokens)  # a checkpoint may keep fewer than are shared
-            for stats in (self.stats, generation.stats):
-                stats.begin(len(prompt), n_cached)
-            return run, controller, lambda: self.caches.give_back(own, draft)
-
-        generation = Generation(Turn(self._turns, begin, self._count, timeout), text, len(prompt))
+        parts: dict[str, Any] = {
+            "committed": list(prompt),
+            "n_prompt": len(prompt),
+            "end": min(len(prompt) + max_tokens, target.n_ctx),
+            "transform": transform,
+            "draft_transform": draft_transform,
+            "rng": Rng(params.seed),
+            "stop_check": text,
+            "verify": choose_rule(config.verify),
+            "n_logprobs": params.logprobs,
+            "grammar": grammar,
+        }
+        turn = Turn(self._turns, lambda generation: self._begin(generation, config, parts), self._count, timeout)
+        generation = Generation(turn, text, len(prompt))
         self._turns.ask_for(generation)
         return generation
+
+    def _begin(self, generation: Generation, config: DraftConfig, parts: Mapping[str, Any]) -> Begun | None:
+        """The run and the controller of a generation that has a place; None while the caches cannot hold it too."""
+        prompt = parts["committed"]
+        held = self.caches.admit(prompt, parts["end"])
+        if held is None:
+            return None
+        target, draft = held
+        try:
+            run = Run(target=target, drafter=self._drafter(draft), ngrams=self.ngrams, **parts)
+            run.synchronise()
+            controller = self._controller(config, target, draft)
+            if isinstance(controller, Adaptive):
+                controller.new_turn(len(draft.tokens) if draft is not None else 0)
+            else:  # a draft of fixed length is of one kind
+                run.drafter, run.ngrams = run.drafter or self.ngrams, None
+        except BaseException:
+            self.caches.give_back(*held)
+            raise
+        self.last_stats = generation.stats
+        n_cached = len(target.tokens)  # a checkpoint may keep fewer than are shared
+        for stats in (self.stats, generation.stats):
+            stats.begin(len(prompt), n_cached)
+        return run, controller, lambda: self.caches.give_back(*held)
 
     def _count(self, generation: Generation, round: Round, off_reason: str) -> None:
         self.stats.add(round, shared=True)
@@ -225,7 +221,7 @@ class Engine:
 
     def fits_now(self, n_tokens: int) -> bool:
         """Whether a generation that may grow to so many tokens could begin at once."""
-        return len(self._turns.running) < self.n_parallel and self.caches.have_room(n_tokens)
+        return len(self._turns.running) < self.n_parallel and self.caches.can_admit(n_tokens)
 
     def each_generation(self, told: Callable[[Generation], None]) -> AbstractContextManager[None]:
         """Inside it, `told` gets every generation that this thread asks for, before it begins."""

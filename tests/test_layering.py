@@ -19,8 +19,8 @@ import specgguf
 ROOT = Path(__file__).resolve().parent.parent
 
 ORDER = """
-errors config presets models decode native fit control grammar text turns caches engine scoring loading llama_names
-calls api llm_plugin serve bench cli
+errors config presets models decode native fit control grammar text turns caches engine scoring batched loading
+llama_names calls api llm_plugin serve bench cli
 """.split()
 CLI_ORDER = (
     "terminal exits options click_options interrupts keyboard settings pairing open_pair chat commands main".split()

@@ -4,8 +4,7 @@
 it ends, every sequence holds a prefix of what it would have held. `Model` is a context with one sequence. It decodes
 and hands out rows of logits; it knows nothing of drafting, sampling, text or requests.
 
-Single tokens can be padded to two (`pad_to=2`): on CPU with F32, F16, Q8_0, Q4_0 and Q4_1 weights rows of every batch
-size are then bit-identical.
+With `pad_to=2` rows of every batch size are bit-identical on CPU with F32, F16, Q8_0, Q4_0 and Q4_1 weights.
 """
 
 from __future__ import annotations
@@ -65,8 +64,7 @@ class Context:
         type_k: int | None = None,
         type_v: int | None = None,
     ) -> None:
-        self.weights = weights
-        llama = weights.llama
+        self.weights, llama = weights, weights.llama
         n_ctx = n_ctx or weights.n_ctx_train
         if n_ctx < 2:  # a token to read and one to write; llama.cpp ends the process at two in a context of one
             raise ConfigError(f"n_ctx must be 0 or at least 2, not {n_ctx}")
@@ -81,8 +79,7 @@ class Context:
             "type_k": type_k,
             "type_v": type_v,
         }
-        if n_seq_max > 1:
-            # One pool of cells for all: a ragged batch is one graph, and a prefix can be shared.
+        if n_seq_max > 1:  # one pool of cells for all: a ragged batch is one graph, and a prefix can be shared
             self.settings.update(n_seq_max=n_seq_max, kv_unified=True)
         params = backend.copy_params(llama.context_params)
         for name, value in self.settings.items():
@@ -93,8 +90,7 @@ class Context:
         self.handle: backend.Context | None = None
         try:
             self.handle = backend.new_context(llama, params)
-            adapter = compat.lora_adapter(llama)
-            if adapter is not None:
+            if (adapter := compat.lora_adapter(llama)) is not None:
                 backend.apply_lora(self.handle, adapter, llama.lora_scale)
             self.abort.attach(self.handle)
             make = rollback.select(llama, self.handle, self._batch)
@@ -105,9 +101,8 @@ class Context:
         self.n_vocab = weights.n_vocab
         self.n_batch, self.n_outputs_max = n_batch, n_outputs_max
         self._n_ubatch = backend.n_ubatch(self.handle)
-        plain = make(0).name == "plain"
-        self.pad_to = pad_to if plain else 1
-        self._equal = not plain
+        self._equal = make(0).name != "plain"
+        self.pad_to = 1 if self._equal else pad_to
         n_usable = min(n_cells or n_ctx, backend.n_ctx(self.handle) - (self.pad_to - 1))
         self.n_ctx = min(n_ctx, n_usable)
         self.sequences = [Sequence(self, id, make(id)) for id in range(n_seq_max)]
@@ -156,6 +151,8 @@ class Context:
         for at, one in enumerate(passes):
             if at and self.cancelled:
                 raise Cancelled(_STOPPED)
+            for part in (part for _, part in one if at < len(passes) - 1):
+                part.sequence.rollback.others_follow(len(part.sequence.tokens))
             rows = self._pass([part for _, part in one])
             for (index, part), its in zip(one, rows, strict=True):
                 if part.n_outputs:

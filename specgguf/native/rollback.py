@@ -22,7 +22,7 @@ _NOWHERE = 2**31  # beyond every position
 
 
 class Rollback(Protocol):
-    """Drops a sequence's last tokens."""
+    """Drops a sequence's last tokens. What a way has no use for it need not hear: the notices do nothing here."""
 
     name: str
 
@@ -36,6 +36,9 @@ class Rollback(Protocol):
         Args:
             whole: llama.cpp computes all of that pass, other sequences' tokens included, at once (as one ubatch).
         """
+
+    def others_follow(self, n_held: int) -> None:
+        """A decode follows on `n_held` held tokens, and one of other sequences before anything is dropped again."""
 
     def others_decoded(self) -> None:
         """A pass of other sequences alone was computed."""
@@ -67,7 +70,7 @@ class Window(NamedTuple):
         return backend.state_size(ctx, seq, backend.STATE_PARTIAL_ONLY) >= wanted
 
 
-class Plain:
+class Plain(Rollback):
     """Attention caches: any tail can be dropped by position.
 
     With a sliding window, positions before the window of the cut are needed again: where one of them is gone, nothing
@@ -82,9 +85,6 @@ class Plain:
         self._seq = seq
         self._window = window
         self._safe_from = _NOWHERE
-
-    def mark(self, n_held: int, n_ahead: int, *, pin: bool = False) -> None:
-        pass
 
     def before(self, n_held: int, n_new: int, *, whole: bool) -> None:
         self._safe_from = n_held if whole else _NOWHERE
@@ -112,7 +112,7 @@ class Plain:
         self._safe_from = _NOWHERE
 
 
-class Checkpoint:
+class Checkpoint(Rollback):
     """Saved states of what cannot be rolled back by position, restored on demand.
 
     At most two are held: the latest mark and the pinned one. Restoring gives the state at the mark, from which
@@ -139,12 +139,6 @@ class Checkpoint:
             self._pinned = saved
         else:
             self._latest = saved
-
-    def before(self, n_held: int, n_new: int, *, whole: bool) -> None:
-        pass
-
-    def others_decoded(self) -> None:
-        pass
 
     def roll_back(self, n_held: int, n: int) -> int:
         return n_held if n >= n_held else self.resync(n)
@@ -173,8 +167,8 @@ class Checkpoint:
 class Native(Checkpoint):
     """llama.cpp's own rollback of recurrent states, with checkpoints for what it cannot reach.
 
-    It is right for at most min(n_rs_seq, tokens of the last decode − 1) tokens, and once per decode; outside that
-    llama.cpp answers True and leaves a wrong state, so that number is tracked here.
+    It is right for at most min(n_rs_seq, tokens of the last decode − 1) tokens, once per decode, and before any other
+    sequence is decoded; outside that llama.cpp answers True and leaves a wrong state, so that number is tracked here.
     """
 
     name = "native"
@@ -190,6 +184,12 @@ class Native(Checkpoint):
 
     def before(self, n_held: int, n_new: int, *, whole: bool) -> None:
         self._reach = min(self._n_rs_seq, n_new - 1) if whole else 0
+
+    def others_follow(self, n_held: int) -> None:
+        super().mark(n_held, 0)
+
+    def others_decoded(self) -> None:
+        self._reach = 0
 
     def roll_back(self, n_held: int, n: int) -> int:
         if n >= n_held:
@@ -209,7 +209,7 @@ class Native(Checkpoint):
         self._reach = 0
 
 
-class NoRollback:
+class NoRollback(Rollback):
     """A memory that nothing can roll back: whatever must be dropped takes everything with it."""
 
     name = "unsupported"
@@ -217,15 +217,6 @@ class NoRollback:
     def __init__(self, ctx: Any, seq: int) -> None:
         self._ctx = ctx
         self._seq = seq
-
-    def mark(self, n_held: int, n_ahead: int, *, pin: bool = False) -> None:
-        pass
-
-    def before(self, n_held: int, n_new: int, *, whole: bool) -> None:
-        pass
-
-    def others_decoded(self) -> None:
-        pass
 
     def roll_back(self, n_held: int, n: int) -> int:
         return n_held if n >= n_held else self.resync(n)
