@@ -19,6 +19,7 @@ from specgguf.cli import exits
 COMMANDS: dict[str, tuple[str, str]] = {
     "chat": ("Talk", "Talk to a model; with a question, answer it and end."),
     "serve": ("Talk", "Answer over HTTP, in OpenAI's protocol."),
+    "batch": ("Talk", "Answer a file of requests, in OpenAI's batch format."),
     "bench": ("Measure", "Measure whether drafting pays: your machine, your pair, your text."),
     "fit": ("Measure", "Show what fits into this machine's memory, before loading anything."),
     "doctor": ("Measure", "Check the installation, the devices and a pair."),

@@ -28,7 +28,7 @@ from .decode.generation import Generation, check_prompt
 from .decode.records import TokenLogprob
 from .decode.stats import Stats
 from .errors import ConfigError, SpecggufError, Unsupported
-from .grammar.cursor import compile_grammar
+from .grammar.cursor import CompiledGrammar, compile_grammar, compiled
 from .llama_names import LlamaNames
 from .loading import Places, open_pair
 from .text import tokenize as prompts
@@ -260,6 +260,14 @@ class SpeculativeLlama(LlamaNames):
         add_bos = not self._template.has_bos(prompt)
         tokens = prompts.rendered_ids(self._pair.weights, prompt, add_bos=add_bos, n_ctx=self.n_ctx())
         return RenderedPrompt(tokens, open_reasoning(prompt))
+
+    def compile_grammar(self, grammar: Any) -> CompiledGrammar:
+        """A grammar, in any form that `grammar=` takes, for any number of calls with it: it is compiled now, once.
+
+        Raises:
+            ConfigError: it is none, cannot be kept to, or is too large. Busy: others are still being compiled.
+        """
+        return compiled(grammar, self._pair.weights)
 
     @property
     def _template(self) -> ChatTemplate:

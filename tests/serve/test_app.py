@@ -22,6 +22,7 @@ from support import models
 from support.serve_support import WAIT_S, Json, Running, Scripted, events, serving, until
 
 from specgguf import SpeculativeLlama
+from specgguf.grammar import cursor
 from specgguf.grammar.sources import read_grammar
 from specgguf.serve import http, queue
 from specgguf.serve.doors import RequestRecord
@@ -238,13 +239,13 @@ WRONG_CHAT: dict[str, tuple[Json, str | None]] = {
     "content a number": ({"messages": [{"role": "user", "content": 5}]}, "messages"),
     "an image": ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
     "tools an object": ({"tools": {}}, "tools"),
-    "tools without a function": ({"tools": [{"type": "function"}]}, None),
+    "tools without a function": ({"tools": [{"type": "function"}]}, "tools"),
     "tool_choice a number": ({"tool_choice": 5}, "tool_choice"),
     "tool_choice with a text": ({"tool_choice": {"function": "f"}}, "tool_choice"),
-    "tool_choice unknown": ({"tools": [{"function": {"name": "f"}}], "tool_choice": "any"}, None),
+    "tool_choice unknown": ({"tools": [{"function": {"name": "f"}}], "tool_choice": "any"}, "tool_choice"),
     "response_format a text": ({"response_format": "json"}, "response_format"),
-    "response_format unknown": ({"response_format": {"type": "xml"}}, None),
-    "a schema that is none": ({"response_format": {"type": "json_object", "schema": 5}}, None),
+    "response_format unknown": ({"response_format": {"type": "xml"}}, "response_format"),
+    "a schema that is none": ({"response_format": {"type": "json_object", "schema": 5}}, "response_format"),
     "logprobs a number": ({"logprobs": 5}, "logprobs"),
     "top_logprobs alone": ({"top_logprobs": 2}, "top_logprobs"),
     "another switch": ({"chat_template_kwargs": {"x": 1}}, "chat_template_kwargs"),
@@ -391,6 +392,41 @@ def test_a_body_that_takes_long_to_read_keeps_nobody_waiting(server: Running, mo
     answered.set()
     asking.join(WAIT_S)
     assert [response.status_code for response in responses] == [200]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"response_format": {"type": "json_object"}},
+        {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"},
+    ],
+)
+def test_a_form_is_read_and_compiled_before_it_waits_for_the_engine(
+    server: Running, llm: SpeculativeLlama, monkeypatch: pytest.MonkeyPatch, change: Json
+) -> None:
+    threads: list[str] = []
+
+    def watched(grammar: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return compile_grammar(grammar)
+
+    compile_grammar = llm.compile_grammar
+    monkeypatch.setattr(llm, "compile_grammar", watched)
+    assert server.post(CHAT, {**ASK, **change}).status_code == 200
+    assert len(threads) == 1
+    assert threads != ["engine"]
+
+
+def test_who_finds_all_compilers_at_work_may_ask_again(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cursor, "COMPILE_S", 0.01)
+    for _ in range(cursor.COMPILERS_MAX):
+        assert cursor._compilers.acquire(timeout=WAIT_S)
+    try:
+        refused = server.post(CHAT, {**ASK, "response_format": {"type": "json_object"}})
+    finally:
+        cursor._compilers.release(cursor.COMPILERS_MAX)
+    assert is_error(refused, 503)["code"] == "busy"
+    assert int(refused.headers["retry-after"]) > 0
 
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
