@@ -181,8 +181,13 @@ class SpeculativeLlama(LlamaNames):
         self._config = replace(self._config, draft_max=value)
 
     @property
+    def n_parallel(self) -> int:
+        """How many generations run at once."""
+        return self._engine.n_parallel
+
+    @property
     def stats(self) -> Stats:
-        """Sums over all generations."""
+        """Sums over all generations; seconds that several spend together count once."""
         return self._engine.stats
 
     @property

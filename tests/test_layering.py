@@ -24,7 +24,7 @@ errors config presets models decode native fit control grammar text turns caches
 llama_names calls api vllm llm_plugin serve batch bench cli
 """.split()
 CLI_ORDER = (
-    "terminal exits options click_options interrupts keyboard settings pairing open_pair chat commands main".split()
+    "terminal exits options click_options interrupts keyboard settings pairing parallel open_pair chat commands main".split()
 )
 FILES_MAX = 10  # of a folder, beside __init__
 LINES_MAX = 300

@@ -291,12 +291,13 @@ def test_random_comings_and_goings(opened: Make, any_pair: Pair) -> None:
     llm = opened(any_pair, n_parallel=4)
     expected = alone(opened, any_pair)
     dice = random.Random(11)
+    lengths: list[int | str] = [0, 1, 3, "auto"]
     live: list[tuple[int, list[int], Generation]] = []
     for _ in range(150):
         what = dice.random()
         if what < 0.3 and len(live) < 4:
             which = dice.randrange(len(PROMPTS))
-            live.append((which, [], llm.generate(PROMPTS[which], wish(), draft=dice.choice([0, 1, 3, "auto"]))))
+            live.append((which, [], llm.generate(PROMPTS[which], wish(), draft=dice.choice(lengths))))
         elif live:
             which, said, one = dice.choice(live)
             if what < 0.9:

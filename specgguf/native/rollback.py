@@ -11,8 +11,9 @@ asked for, or fewer where only an older state could be restored. It never leaves
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from specgguf.errors import BackendError
 
@@ -21,35 +22,37 @@ from . import backend
 _NOWHERE = 2**31  # beyond every position
 
 
-class Rollback(Protocol):
-    """Drops a sequence's last tokens. What a way has no use for it need not hear: the notices do nothing here."""
+class Rollback(ABC):
+    """Drops a sequence's last tokens. A way that has no use for a notice need not hear it."""
 
     name: str
 
-    def mark(self, n_held: int, n_ahead: int, *, pin: bool = False) -> None:
+    def mark(self, n_held: int, n_ahead: int, *, pin: bool = False) -> None:  # noqa: B027
         """Up to `n_ahead` of the tokens decoded next may be dropped again. A pinned mark (the end of a prompt)
         is kept beside the latest one."""
 
-    def before(self, n_held: int, n_new: int, *, whole: bool) -> None:
+    def before(self, n_held: int, n_new: int, *, whole: bool) -> None:  # noqa: B027
         """A decode of `n_new` tokens follows on `n_held` held ones.
 
         Args:
             whole: llama.cpp computes all of that pass, other sequences' tokens included, at once (as one ubatch).
         """
 
-    def others_follow(self, n_held: int) -> None:
+    def others_follow(self, n_held: int) -> None:  # noqa: B027
         """A decode follows on `n_held` held tokens, and one of other sequences before anything is dropped again."""
 
-    def others_decoded(self) -> None:
+    def others_decoded(self) -> None:  # noqa: B027
         """A pass of other sequences alone was computed."""
 
+    @abstractmethod
     def roll_back(self, n_held: int, n: int) -> int:
         """Keep at most the first n of `n_held` tokens; how many are kept, 0 <= kept <= n."""
 
+    @abstractmethod
     def resync(self, n: int) -> int:
         """After a decode that did not come back whole: keep at most n tokens; how many are kept."""
 
-    def reset(self) -> None:
+    def reset(self) -> None:  # noqa: B027
         """The memory was cleared, or filled by other means than decoding."""
 
 
