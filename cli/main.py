@@ -15,7 +15,8 @@ from typing import Any, NoReturn
 import click
 from specgguf.cli import exits
 
-# name -> (section, one line of help). The module of that name in `commands` has a click command of that name.
+# name -> (section, one line of help). The module of that name in `commands`, or in the folder given below it, has a
+# click command of that name.
 COMMANDS: dict[str, tuple[str, str]] = {
     "chat": ("Talk", "Talk to a model; with a question, answer it and end."),
     "serve": ("Talk", "Answer over HTTP, in OpenAI's protocol."),
@@ -25,10 +26,13 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("Measure", "Check the installation, the devices and a pair."),
     "models": ("Models", "List, fetch, verify and pair models."),
     "presets": ("Models", "Show the ready-made pairs, and save your own."),
+    "worker": ("Machines", "Lend this machine's devices to a model on another one."),
     "sessions": ("Keep", "List, show, export and remove saved conversations."),
     "config": ("Keep", "Show settings and where each came from."),
     "completion": ("Keep", "Print the completion script for bash, zsh or fish."),
 }
+
+FOLDERS = {"worker": "machines."}
 
 
 class Program(click.Group):
@@ -42,7 +46,7 @@ class Program(click.Group):
         """Import the command `cmd_name`; None when there is no such command."""
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"{__package__}.commands.{cmd_name}")
+        module = importlib.import_module(f"{__package__}.commands.{FOLDERS.get(cmd_name, '')}{cmd_name}")
         command = getattr(module, cmd_name)
         assert isinstance(command, click.Command)
         _accept_debug(command)

@@ -20,13 +20,14 @@ from specgguf.cli.settings import Settings
 from specgguf.cli.terminal import console
 from specgguf.cli.terminal.status import StatusOutput
 
-from specgguf.errors import Cancelled, SpecggufError, Unsupported
+from specgguf.errors import Cancelled, Unsupported
 
 if TYPE_CHECKING:
     from specgguf import SpeculativeLlama
 
 # Settings that are keywords of SpeculativeLlama, besides the pair itself.
-KEYWORDS = ("draft", "draft_max", "n_ctx", "n_gpu_layers", "n_threads", "flash_attn", "type_k", "type_v")
+HARDWARE = "n_ctx n_gpu_layers n_threads flash_attn type_k type_v rpc_servers tensor_split".split()
+KEYWORDS = ("draft", "draft_max", *HARDWARE)
 TICK_S = 0.1
 LOUD = "WARNING: "  # how a notice begins that must not be missed
 
@@ -142,7 +143,7 @@ def check_template(loaded: Loaded) -> None:
 
 def keywords(settings: Settings, pair: ChosenPair) -> dict[str, Any]:
     """The keywords of SpeculativeLlama that settings and preset ask for; what nobody set is left out."""
-    names = ["trace", *KEYWORDS, *(f"draft_{name}" for name in KEYWORDS[2:])]
+    names = ["trace", "draft_vocab", *KEYWORDS, *(f"draft_{name}" for name in KEYWORDS[2:])]
     chosen = {name: settings[name] for name in names if settings[name] is not None}
     if chosen["n_ctx"] == 0:
         chosen["n_ctx"] = parallel.largest_n_ctx(settings, pair)

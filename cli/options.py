@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from specgguf.config import DRAFT_MAX_DEFAULT, KV_TYPES, parse_draft
+from specgguf.config import DRAFT_MAX_DEFAULT, DRAFT_VOCABS, KV_TYPES, parse_draft
 from specgguf.errors import ConfigError
 
 YES = ("1", "true", "yes", "on")
@@ -24,7 +24,8 @@ class Setting:
     Attributes:
         name: Python keyword, config key and preset field.
         flags: the command line's spellings; a bool has "--x/--no-x".
-        kind: "text", "whole", "number", "bool", "draft", or a tuple of the allowed words.
+        kind: "text", "whole", "number", "bool", "draft", a tuple of the allowed words, or, with commas between or as a
+            list, "workers" (HOST:PORT) and "shares" (numbers).
         section: the heading it stands under in `--help`.
         env: its environment variable.
         sampling: it shapes the distribution or the length of one answer; `/set` may change it.
@@ -51,7 +52,12 @@ class Setting:
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}", hint=error.hint) from error
         except (TypeError, ValueError) as error:
-            wanted = {"whole": "a whole number", "number": "a number", "bool": "on or off"}
+            wanted = {
+                "whole": "a whole number",
+                "number": "a number",
+                "bool": "on or off",
+                "shares": "numbers, with commas between them",
+            }
             words = ", ".join(self.kind) if isinstance(self.kind, tuple) else wanted.get(self.kind, "text")
             raise ConfigError(f"{where}: {self.name} must be {words}, not {value!r}") from error
 
@@ -69,6 +75,12 @@ class Setting:
             return text in YES
         if isinstance(value, bool):
             raise TypeError(value)
+        if self.kind == "workers":
+            from specgguf.native.rpc import wire
+
+            return tuple(map(str, wire.endpoints(value, name=self.name)))  # type: ignore[arg-type]
+        if self.kind == "shares":
+            return tuple(float(share) for share in (text.split(",") if isinstance(value, str) else value))  # type: ignore[attr-defined]
         if self.kind == "whole":
             return int(text)
         if self.kind == "number":
@@ -85,13 +97,20 @@ KV = tuple(KV_TYPES)
 
 
 def _hardware(prefix: str, flag: str, whose: str) -> tuple[Setting, ...]:
-    """The six hardware settings, of the target (no prefix) or of the draft."""
+    """The eight hardware settings, of the target (no prefix) or of the draft."""
     var = "SPECGGUF_" + prefix.upper()
     short = (lambda s: (s,)) if not prefix else (lambda s: (f"--draft{s}",) if s == "-ngl" else ())
 
-    def make(name: str, extra: tuple[str, ...], kind: str | tuple[str, ...], default: Any, text: str) -> Setting:
+    def make(
+        name: str,
+        extra: tuple[str, ...],
+        kind: str | tuple[str, ...],
+        default: Any,
+        text: str,
+        metavar: str | None = None,
+    ) -> Setting:
         flags = (*extra, f"--{flag}{name.replace('_', '-')}")
-        return Setting(prefix + name, flags, kind, default, "Hardware", var + name.upper(), text + whose)
+        return Setting(prefix + name, flags, kind, default, "Hardware", var + name.upper(), text + whose, metavar)
 
     context = "Context in tokens; 0: the largest that fits" if not prefix else "Context in tokens"
     flash = Setting(
@@ -110,6 +129,8 @@ def _hardware(prefix: str, flag: str, whose: str) -> tuple[Setting, ...]:
         flash,
         make("type_k", (), KV, None, "Type of the K cache"),
         make("type_v", (), KV, None, "Type of the V cache"),
+        make("rpc_servers", (f"--{flag}rpc",), "workers", None, "Layers on these workers, too", "HOST:PORT,…"),
+        make("tensor_split", (), "shares", None, "Shares: this machine's GPUs or CPU, then workers'", "N,N,…"),
     )
 
 
@@ -137,6 +158,10 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "draft_max", ("--draft-max",), "whole", DRAFT_MAX_DEFAULT, "Drafting", "SPECGGUF_DRAFT_MAX",
         "The most tokens drafted in one round.", "N",
+    ),
+    Setting(
+        "draft_vocab", ("--draft-vocab",), DRAFT_VOCABS, None, "Drafting", "SPECGGUF_DRAFT_VOCAB",
+        "Vocabulary of a draft: the target's (same), or any.", "same|any",
     ),
     Setting(
         "trace", ("--trace",), "text", None, "Drafting", "SPECGGUF_TRACE",

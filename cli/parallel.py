@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specgguf.errors import SpecggufError
+from specgguf.cli.pairing import ChosenPair
+from specgguf.cli.settings import Settings
 
-from .pairing import ChosenPair
-from .settings import Settings
+from specgguf.errors import SpecggufError
 
 if TYPE_CHECKING:
     from specgguf.fit.search import Plan
@@ -35,7 +35,7 @@ def how_many(settings: Settings, pair: ChosenPair, n_max: int) -> int:
     plan = plan_of(settings, pair)
     if 0 in plan.target.hparams.k_width:
         return 1
-    n_ctx = settings["n_ctx"] or plan.target.n_ctx
+    n_ctx: int = settings["n_ctx"] or plan.target.n_ctx
     for n in sorted({n_max, *(2**k for k in range(1, n_max.bit_length()))}, reverse=True):
         target = replace(plan.target, n_ctx=n * n_ctx)
         draft = replace(plan.draft, n_ctx=n * n_ctx) if plan.draft is not None else None
@@ -52,10 +52,10 @@ def largest_n_ctx(settings: Settings, pair: ChosenPair) -> int:
     """
     from specgguf.fit import search
 
-    n_ctx = search.largest_n_ctx(plan_of(settings, pair))
+    n_ctx: int = search.largest_n_ctx(plan_of(settings, pair))
     if not n_ctx:
         raise SpecggufError("this pair does not fit into the free memory", hint="specgguf fit shows what would")
-    return n_ctx
+    return int(n_ctx)
 
 
 def plan_of(settings: Settings, pair: ChosenPair) -> Plan:

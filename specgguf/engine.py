@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from .caches import Caches
@@ -26,6 +27,7 @@ from .decode.run import Run
 from .decode.sampling import GrammarCursor, Rng, Transform
 from .decode.stats import Stats
 from .decode.verifier import choose_rule
+from .decode.vocab_map import MappedTransform, VocabMap
 from .native.sequence import Sequence as Cached
 from .turns.rounds import Rounds
 from .turns.turn import Begun, Turn
@@ -39,6 +41,7 @@ class Engine:
         target: a sequence of the target's context, whose others serve further generations.
         draft: a sequence of the draft's, "ngram", or None.
         config: drafting defaults.
+        vocab_map: where the draft's ids are not the target's.
         trace: called with a record per decision of the adaptive controller.
 
     Attributes:
@@ -49,7 +52,13 @@ class Engine:
     """
 
     def __init__(
-        self, target: Cached, draft: Cached | str | None, config: DraftConfig, *, trace: Trace | None = None
+        self,
+        target: Cached,
+        draft: Cached | str | None,
+        config: DraftConfig,
+        *,
+        vocab_map: VocabMap | None = None,
+        trace: Trace | None = None,
     ) -> None:
         self.target = target
         self.draft_model = draft if isinstance(draft, Cached) else None
@@ -68,8 +77,8 @@ class Engine:
         self.has_drafter = self.draft_model is not None and not self.off_reason
         ngrams = NgramDrafter(target.n_vocab, target.eog)
         self.ngrams = None if self.off_reason else ngrams
-        n_vocab = min(target.n_vocab, self.draft_model.n_vocab) if self.draft_model else target.n_vocab
-        self._draft_vocab = n_vocab
+        self._draft_transform = partial(MappedTransform, vocab_map=vocab_map) if vocab_map else self._same_vocab
+        self._vocab_map = vocab_map
         self._trace = trace
         self._adaptive: Adaptive | None = None
         schedule = Schedule(equal=not target.rolls_back_freely, trace=trace)
@@ -103,11 +112,11 @@ class Engine:
         """
         config = config or self.config
         target = self.target
-        draft_params = replace(params, logit_bias={t: b for t, b in params.logit_bias.items() if t < self._draft_vocab})
+        draft_params = params
         if config.temperature is not None:
             draft_params = replace(draft_params, temperature=config.temperature)
         transform = Transform(params, n_vocab=target.n_vocab, eog=target.eog, grammar=grammar)
-        draft_transform = Transform(draft_params, n_vocab=self._draft_vocab, eog=target.eog, grammar=grammar)
+        draft_transform = self._draft_transform(draft_params, eog=target.eog, grammar=grammar)
 
         parts: dict[str, Any] = {
             "committed": list(prompt),
@@ -150,6 +159,12 @@ class Engine:
             stats.begin(len(prompt), n_cached)
         return run, controller, lambda: self.caches.give_back(*held)
 
+    def _same_vocab(self, params: SamplingParams, **keywords: Any) -> Transform:
+        """Of a draft of the target's vocabulary, which may lack its last ids."""
+        n_vocab = min(self.target.n_vocab, self.draft_model.n_vocab) if self.draft_model else self.target.n_vocab
+        bias = {token: bias for token, bias in params.logit_bias.items() if token < n_vocab}
+        return Transform(replace(params, logit_bias=bias), n_vocab=n_vocab, **keywords)
+
     def _count(self, generation: Generation, round: Round, off_reason: str) -> None:
         self.stats.add(round, shared=True)
         generation.stats.add(round)
@@ -158,7 +173,9 @@ class Engine:
 
     def _drafter(self, draft: Cached | None) -> Drafter | None:
         """The drafter of one generation, over the draft's sequence that it holds."""
-        return ModelDrafter(draft, eog=self.target.eog) if draft is not None and self.has_drafter else None
+        if draft is None or not self.has_drafter:
+            return None
+        return ModelDrafter(draft, eog=self.target.eog, vocab_map=self._vocab_map)
 
     def _controller(self, config: DraftConfig, target: Cached, draft: Cached | None) -> Fixed | Adaptive:
         """The controller of a generation; may measure costs on these sequences."""

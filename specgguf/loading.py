@@ -16,10 +16,13 @@ from .caches import CELLS_BESIDE
 from .config import DRAFT_MAX_LIMIT, DraftConfig, did_you_mean, kv_type, require_whole
 from .control.calibration import ROWS_MAX
 from .control.trace import Trace
+from .decode.vocab_map import VocabMap
 from .engine import Engine
 from .errors import ConfigError, SpecggufError, Unsupported
-from .native import backend, compat, vocab
+from .native import backend, compat
 from .native.context import Context, Model
+from .native.mapped import pair
+from .native.rpc import wire
 from .native.sequence import Sequence
 from .native.weights import Weights
 
@@ -37,6 +40,7 @@ REFUSED = {
     "tokenizer": "specgguf uses the tokenizer in the file",
 }
 N_PARALLEL_MAX = 64
+OURS = ("rpc_servers",)  # which llama-cpp-python swallows
 IGNORED = ("logits_all", "verbose")  # rows are computed where they are needed; native logs are kept off stderr
 
 
@@ -105,16 +109,16 @@ def open_pair(
         config: drafting defaults.
         strict: pad single tokens to two, see `native.context.Context`.
         places: for how many generations at once.
-        keywords: of `llama_cpp.Llama`, for the target and with `draft_` for the draft.
+        keywords: of `llama_cpp.Llama`, for the target and with `draft_` for the draft; and `rpc_servers`.
 
     Raises:
         ConfigError, Unsupported: a keyword.
         ModelNotFound, BackendError: a file.
-        VocabMismatch: the draft has another vocabulary.
+        VocabMismatch: the draft has another vocabulary, or hardly any token in common.
     """
     warnings: list[str] = []
     target_keys, draft_keys = _split(keywords)
-    weights, target, draft_weights, draft = None, None, None, None
+    weights, target, draft_weights, draft, found = None, None, None, None, None
     try:
         weights = Weights(model_path, _load_keys(target_keys, warnings, "n_gpu_layers"))
         if draft_model_path not in (None, "ngram"):
@@ -124,26 +128,38 @@ def open_pair(
                 draft_weights = weights
             else:
                 draft_weights = Weights(draft_model_path, load_keys)
-                vocab.require_compatible(weights.vocab, draft_weights.vocab, (model_path, draft_model_path))
+                found = pair.vocab_map(weights, draft_weights, draft_vocab=config.vocab)
+                if found is not None:
+                    warnings.append(_told(found, draft_model_path))
         pad_to = 2 if strict else 1
         n_rs_seq = config.draft_max if draft_model_path else 0
         target = _model(weights, target_keys, places, pad_to, n_rs_seq=n_rs_seq)
         if draft_weights is not None:
             draft = _model(draft_weights, {"n_ctx": target.n_ctx, **draft_keys}, places, pad_to)
-        engine = Engine(target, draft or draft_model_path, config, trace=trace)
+        engine = Engine(target, draft or draft_model_path, config, vocab_map=found, trace=trace)
     except BaseException:
         for part in (draft, target, draft_weights, weights):
             if part is not None:
                 (part if isinstance(part, Weights) else part.context).close()
         raise
+    warnings += [
+        f"{side}: {one.placement}"
+        for side, one in (("target", weights), ("draft", draft_weights))
+        if one is not None and one.placement
+    ]
     if engine.off_reason and draft_model_path is not None:
         warnings.append(f"drafting is off: {engine.off_reason}")
     return LoadedPair(engine, weights, draft_weights, warnings)
 
 
+def _told(vocab_map: VocabMap, path: str) -> str:
+    name = os.path.basename(path)
+    return f"{vocab_map.share:.0%} of {name}'s tokens are the target's; it may draft these alone: acceptance is lower"
+
+
 def _split(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Keywords of the target and of the draft, checked against `Llama`'s own."""
-    known = compat.llama_keywords()
+    known = compat.llama_keywords().union(OURS)
     target: dict[str, Any] = {}
     draft: dict[str, Any] = {}
     for key, value in keywords.items():
@@ -155,6 +171,7 @@ def _split(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
             raise ConfigError(f"unknown keyword '{key}'", hint=hint)
         if name not in IGNORED and name not in REFUSED:
             (target if name == key else draft)[name] = value
+    _check_workers(target, draft)
     for side, prefix in ((target, ""), (draft, "draft_")):
         for name in ("type_k", "type_v"):
             if name in side:
@@ -170,11 +187,32 @@ def _split(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
     return target, draft
 
 
+def _check_workers(target: dict[str, Any], draft: dict[str, Any]) -> None:
+    """Read both sides' `rpc_servers`; a side without any has none."""
+    taken: set[wire.Endpoint] = set()
+    for side, prefix in ((target, ""), (draft, "draft_")):
+        servers = side.pop("rpc_servers", None)
+        if not servers:
+            continue
+        workers = wire.endpoints(servers, name=f"{prefix}rpc_servers")
+        if twice := taken.intersection(workers):
+            raise ConfigError(
+                f"worker {min(twice)} cannot serve target and draft: it serves one model at a time",
+                hint="start another on that machine: specgguf worker --port N",
+            )
+        if side.get("split_mode") not in (None, 1):
+            raise Unsupported(
+                f"{prefix}split_mode={side['split_mode']} is not supported with workers: they take layers"
+            )
+        taken.update(workers)
+        side["rpc_servers"] = [str(worker) for worker in workers]
+
+
 def _load_keys(keys: Mapping[str, Any], warnings: list[str], name: str) -> dict[str, Any]:
     """The keywords that `Llama` gets: layers and threads decided, context lengths left out."""
     keys = {k: v for k, v in keys.items() if k not in CONTEXT_KEYS}
     layers = keys.get("n_gpu_layers")
-    offload = backend.supports_gpu_offload()
+    offload = backend.supports_gpu_offload() or "rpc_servers" in keys
     if layers is None:
         keys["n_gpu_layers"] = -1 if offload else 0
     elif layers != 0 and not offload:

@@ -29,14 +29,16 @@ PROGRAM = "preset offline system overflow save history highlight think markdown 
 # A keyword that llama-cpp-python or a chat template named before us.
 OTHER_KEYWORDS = {"model": "model_path", "draft_model": "draft_model_path", "thinking": "enable_thinking"}
 # Settings of drafting itself: everywhere else the prefix means "of the draft model".
-OF_DRAFTING = {"draft", "draft_max", "draft_first", "draft_temperature"}
+OF_DRAFTING = {"draft", "draft_max", "draft_first", "draft_temperature", "draft_vocab"}
 # Of a preset alone: what it is, whom it is for, and keywords that no flag sets.
 PRESET_ALONE = {
     "name", "summary", "match", "use", "budget_mib", "source", "experimental", "sampling",
     "n_batch", "n_ubatch", "draft_first",
 }  # fmt: skip
 # Other names of one flag: llama.cpp's short forms.
-SHORT = {"--parallel", "-m", "-d", "-p", "-c", "-t", "-ngl", "-s", "--draft-ngl", "--temp"}
+SHORT = {"--parallel", "-m", "-d", "-p", "-c", "-t", "-ngl", "-s", "--draft-ngl", "--temp", "--rpc", "--draft-rpc"}
+# A hardware keyword that llama-cpp-python lacks.
+OUR_HARDWARE = {"rpc_servers"}
 
 by_setting = pytest.mark.parametrize("setting", SETTINGS, ids=lambda s: s.name)
 
@@ -85,7 +87,7 @@ def test_what_begins_with_draft_is_the_drafts_or_listed() -> None:
         s.name for s in SETTINGS if s.name.startswith("draft")
     }
     for name in names - OF_DRAFTING - {"draft_model", "draft_model_path"}:
-        assert name.removeprefix("draft_") in LLAMA, name
+        assert name.removeprefix("draft_") in LLAMA | OUR_HARDWARE, name
     drafting = {name for name in OF_DRAFTING if name in OURS}
     assert drafting == OF_DRAFTING
     own = {f.name if f.name.startswith("draft") else f"draft_{f.name}" for f in fields(DraftConfig)} - {"draft_verify"}

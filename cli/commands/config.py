@@ -51,4 +51,4 @@ def _toml(value: object) -> str:
         return "unset"
     if isinstance(value, bool):
         return str(value).lower()
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else str(value)
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str | tuple) else str(value)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from specgguf.cli.click_options import options
+from specgguf.cli.open_pair import HARDWARE
 from specgguf.cli.settings import Settings, gather
 from specgguf.cli.terminal import console, tables
 from specgguf.cli.terminal.status import StatusOutput
@@ -141,12 +142,7 @@ def _files(settings: Settings) -> tuple[Path, Path | None, dict[str, Any]]:
     from specgguf.config import DraftConfig
     from specgguf.fit.pair_choice import choose_pair, here
 
-    given = {
-        k: settings[k]
-        for p in ("", "draft_")
-        for k in (p + n for n in ("n_gpu_layers", "n_threads", "flash_attn", "type_k", "type_v"))
-        if settings[k] is not None
-    }
+    given = {k: settings[k] for p in ("", "draft_") for k in (p + n for n in HARDWARE[1:]) if settings[k] is not None}
     keywords: dict[str, Any] = {"n_ctx": 512, "n_gpu_layers": None, **given}
     choice = choose_pair(settings["model"], settings["draft_model"], settings["preset"], offline=True)
     files = choice.files(here)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import llama_cpp
@@ -31,8 +31,8 @@ SYMBOLS = (
     "llama_model_load_from_file llama_model_free llama_model_default_params llama_context_default_params "
     "llama_vocab_type llama_vocab_n_tokens llama_vocab_bos llama_vocab_eos llama_vocab_get_add_bos "
     "llama_vocab_get_add_eos llama_vocab_get_text llama_vocab_is_eog llama_vocab_fim_pre llama_vocab_fim_suf "
-    "llama_vocab_fim_mid llama_token_to_piece llama_vocab_get_attr LLAMA_TOKEN_ATTR_CONTROL "
-    "LLAMA_TOKEN_ATTR_UNKNOWN LLAMA_TOKEN_ATTR_USER_DEFINED"
+    "llama_vocab_fim_mid llama_vocab_eot llama_token_to_piece llama_vocab_get_attr "
+    "LLAMA_TOKEN_ATTR_CONTROL LLAMA_TOKEN_ATTR_UNKNOWN LLAMA_TOKEN_ATTR_USER_DEFINED LLAMA_TOKEN_ATTR_BYTE"
 ).split()
 
 FIELDS = {
@@ -40,8 +40,8 @@ FIELDS = {
         "n_ctx n_batch n_ubatch n_seq_max n_outputs_max n_rs_seq n_threads n_threads_batch flash_attn_type type_k "
         "type_v swa_full kv_unified abort_callback"
     ).split(),
-    "llama_model_params": "n_gpu_layers load_mode vocab_only no_alloc".split(),
-    "llama_batch": "n_tokens token pos n_seq_id seq_id logits".split(),
+    "llama_model_params": "n_gpu_layers load_mode vocab_only no_alloc devices tensor_buft_overrides".split(),
+    "llama_batch": "n_tokens token embd pos n_seq_id seq_id logits".split(),
 }
 
 # Of the class, and what its instances get while they load a file.
@@ -63,6 +63,17 @@ GGML_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ggml_backend_dev_memory": (None, [_POINTER, ctypes.POINTER(_SIZE), ctypes.POINTER(_SIZE)]),
     "ggml_backend_dev_backend_reg": (_POINTER, [_POINTER]),
     "ggml_backend_reg_name": (_TEXT, [_POINTER]),
+    "ggml_get_type_traits": (_POINTER, [ctypes.c_int]),
+    "ggml_quantize_chunk": (
+        _SIZE,
+        [ctypes.c_int, _POINTER, _POINTER, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, _POINTER],
+    ),
+    "ggml_backend_reg_by_name": (_POINTER, [_TEXT]),
+    "ggml_backend_reg_dev_count": (_SIZE, [_POINTER]),
+    "ggml_backend_reg_dev_get": (_POINTER, [_POINTER, _SIZE]),
+    "ggml_backend_reg_get_proc_address": (_POINTER, [_POINTER, _TEXT]),
+    "ggml_backend_dev_by_type": (_POINTER, [ctypes.c_int]),
+    "ggml_backend_dev_buffer_type": (_POINTER, [_POINTER]),
 }
 
 
@@ -120,6 +131,21 @@ class Untemplated(LLAMA):  # type: ignore[misc]
     one, where only who wants to chat needs them. It reads its own `metadata` for that, once it has set it."""
 
     all_metadata: dict[str, str]
+    native_params: Mapping[str, Any] = {}  # fields of llama_model_params that `Llama` has no argument for
+
+    def __init__(self, *args: Any, native_params: Mapping[str, Any] | None = None, **keywords: Any) -> None:
+        self.native_params = native_params or {}
+        super().__init__(*args, **keywords)
+
+    @property
+    def model_params(self) -> Any:
+        return self.__dict__["model_params"]
+
+    @model_params.setter
+    def model_params(self, params: Any) -> None:
+        for name, value in self.native_params.items():
+            setattr(params, name, value)
+        self.__dict__["model_params"] = params
 
     @property
     def metadata(self) -> dict[str, str]:

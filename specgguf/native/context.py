@@ -17,7 +17,7 @@ import numpy as np
 
 from specgguf.errors import BackendError, Cancelled, ConfigError, ContextFull
 
-from . import backend, compat, rollback
+from . import backend, rollback
 from .pool import Pool
 from .sequence import Part, Sequence
 from .weights import Weights
@@ -64,14 +64,13 @@ class Context:
         type_k: int | None = None,
         type_v: int | None = None,
     ) -> None:
-        self.weights, llama = weights, weights.llama
+        self.weights = weights
         n_ctx = n_ctx or weights.n_ctx_train
         if n_ctx < 2:  # a token to read and one to write; llama.cpp ends the process at two in a context of one
             raise ConfigError(f"n_ctx must be 0 or at least 2, not {n_ctx}")
-        n_batch = max(min(n_batch, n_ctx), n_outputs_max, 2)
         self.settings = {
             "n_ctx": n_cells or n_ctx,
-            "n_batch": n_batch,
+            "n_batch": (n_batch := max(min(n_batch, n_ctx), n_outputs_max, 2)),
             "n_ubatch": max(min(n_ubatch, n_batch), n_outputs_max, 2),
             "n_outputs_max": max(n_outputs_max, 2),
             "n_rs_seq": n_rs_seq,
@@ -81,29 +80,25 @@ class Context:
         }
         if n_seq_max > 1:  # one pool of cells for all: a ragged batch is one graph, and a prefix can be shared
             self.settings.update(n_seq_max=n_seq_max, kv_unified=True)
-        params = backend.copy_params(llama.context_params)
-        for name, value in self.settings.items():
-            if value is not None:
-                backend.set_field(params, name, value)
         self.abort = backend.AbortFlag()
         self._batch = backend.Batch(n_batch)
         self.handle: backend.Context | None = None
+        self.sequences: list[Sequence] = []
         try:
-            self.handle = backend.new_context(llama, params)
-            if (adapter := compat.lora_adapter(llama)) is not None:
-                backend.apply_lora(self.handle, adapter, llama.lora_scale)
+            self.handle = weights.new_context(self.settings, self._emptied)
+            weights.apply_lora(self.handle)
             self.abort.attach(self.handle)
-            make = rollback.select(llama, self.handle, self._batch)
+            make = rollback.select(weights.memory, self.handle, self._batch)
         except BaseException:
             self.close()
             raise
         self.cancelled = self._reading = False
         self.n_vocab = weights.n_vocab
         self.n_batch, self.n_outputs_max = n_batch, n_outputs_max
-        self._n_ubatch = backend.n_ubatch(self.handle)
+        self._n_ubatch = (limits := backend.limits(self.handle)).n_ubatch
         self._equal = make(0).name != "plain"
         self.pad_to = 1 if self._equal else pad_to
-        n_usable = min(n_cells or n_ctx, backend.n_ctx(self.handle) - (self.pad_to - 1))
+        n_usable = min(n_cells or n_ctx, limits.n_ctx - (self.pad_to - 1))
         self.n_ctx = min(n_ctx, n_usable)
         self.sequences = [Sequence(self, id, make(id)) for id in range(n_seq_max)]
         self.pool = Pool(self.sequences, n_usable)
@@ -246,6 +241,11 @@ class Context:
         if code == backend.DECODE_NO_SLOT:
             raise BackendError(f"llama.cpp found no room for {n_tokens} tokens in the cache")
         raise BackendError(f"llama.cpp failed to decode (code {code}): {backend.last_log_error()}")
+
+    def _emptied(self) -> None:
+        """What all sequences held is gone: the context was lost with its process."""
+        for sequence in self.sequences:
+            sequence.emptied()
 
     def cancel(self) -> None:
         """Stop a running `decode` that reads a prompt, from any thread or a signal handler; until `resume`.

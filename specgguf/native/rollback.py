@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from specgguf.errors import BackendError
+from specgguf.errors import BackendError, WorkerLost
 
 from . import backend
 
@@ -232,20 +232,22 @@ class NoRollback(Rollback):
         pass
 
 
-def select(llama: Any, ctx: Any, batch: backend.Batch) -> Callable[[int], Rollback]:
+def select(memory: backend.Memory, ctx: Any, batch: backend.Batch) -> Callable[[int], Rollback]:
     """Makes the rollback of a sequence: the one that this context supports, found by trying on its first sequence.
     The context is empty before and after."""
     make: Callable[[int], Rollback]
-    n_rs_seq, n_swa = backend.n_rs_seq(ctx), backend.n_swa(llama)
+    n_rs_seq, n_swa = backend.limits(ctx).n_rs_seq, memory.n_swa
     if n_rs_seq > 0:
         make = lambda seq: Native(ctx, seq, n_rs_seq)  # noqa: E731
-    elif backend.is_recurrent(llama):
+    elif memory.is_recurrent:
         make = lambda seq: Checkpoint(ctx, seq)  # noqa: E731
     else:
         window = _window(ctx, batch, n_swa) if n_swa else None
         make = lambda seq: Plain(ctx, seq, window)  # noqa: E731
     try:
         works = _rolls_back(make(0), ctx, batch)
+    except WorkerLost:
+        raise
     except BackendError:
         works = False
     backend.clear(ctx, 0)

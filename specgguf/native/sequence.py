@@ -17,6 +17,7 @@ from specgguf.models import header
 
 from . import backend
 from .rollback import Plain, Rollback
+from .rpc.elsewhere import Elsewhere
 from .weights import Weights
 
 _families = itertools.count()  # never used again: an old family's cells may outlive its first member's
@@ -127,13 +128,14 @@ class Sequence:
         if n >= len(self.tokens):
             return len(self.tokens)
         self.in_doubt = True
-        kept = self.rollback.roll_back(len(self.tokens), max(n, 0))
-        self._keep(kept)
+        self._keep(self.rollback.roll_back(len(self.tokens), max(n, 0)))
         self.check()
-        return kept
+        return len(self.tokens)
 
     def reuse(self, tokens: abc.Sequence[int]) -> int:
         """Keep the longest prefix that the cache shares with `tokens`; its length. Never raises."""
+        if isinstance(self.context.handle, Elsewhere):
+            self.context.handle.refresh()
         held = self.tokens
         if len(held) <= len(tokens) and held == tokens[: len(held)]:
             self.resync()
@@ -167,6 +169,11 @@ class Sequence:
         """Empty the cache."""
         self.in_doubt = True
         backend.clear(self.context.handle, self.id)
+        self.rollback.reset()
+        self._keep(0)
+
+    def emptied(self) -> None:
+        """Nothing is held any more: the context is gone, and the next decode makes another."""
         self.rollback.reset()
         self._keep(0)
 

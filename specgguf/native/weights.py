@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -17,6 +17,7 @@ from specgguf.errors import BackendError, ConfigError
 from specgguf.models import header, header_check
 
 from . import backend, compat, vocab
+from .rpc.remote import Remote, placement_for
 
 MAPPED_ALIGNMENT = 32  # bytes: where ggml takes tensors in a mapped file
 
@@ -24,17 +25,27 @@ MAPPED_ALIGNMENT = 32  # bytes: where ggml takes tensors in a mapped file
 class Weights:
     """A GGUF file loaded by `llama_cpp.Llama`, which also tokenizes and carries the metadata.
 
+    With `rpc_servers` among the keywords its layers lie on workers too: then it is loaded in a process of its own, and
+    here only for its vocabulary (see `rpc`).
+
     Args:
         path: the file.
         keywords: keywords of `llama_cpp.Llama`, but for n_ctx, n_batch, n_ubatch and verbose: its own context
-            is minimal, ours are made by `Model`.
+            is minimal, ours are made by `Model`. And `rpc_servers`: HOST:PORT, one or a list.
+        native_params: fields of llama_model_params that `Llama` has no keyword for.
 
     Raises:
         ModelNotFound: no such file.
-        BackendError: not a GGUF, truncated, or refused by llama.cpp.
+        BackendError: not a GGUF, truncated, or refused by llama.cpp; WorkerLost: a worker does not answer.
     """
 
-    def __init__(self, path: str | os.PathLike[str], keywords: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        keywords: Mapping[str, Any] | None = None,
+        *,
+        native_params: Mapping[str, Any] | None = None,
+    ) -> None:
         self.path = os.fspath(path)
         self.keywords = dict(keywords or {})
         header.check_gguf(self.path)
@@ -45,8 +56,20 @@ class Weights:
         self._users = _Users()
         self._pieces: dict[bool, dict[int, bytes]] = {False: {}, True: {}}
         self._pid = os.getpid()
+        self._remote: Remote | None = None
+        own = {k: v for k, v in self.keywords.items() if k != "rpc_servers"}
+        spread = bool(self.keywords.get("rpc_servers"))
+        placement = placement_for(self.path, self.keywords) if spread else None
         try:
-            self._llama = compat.Untemplated(self.path, n_ctx=32, n_batch=8, n_ubatch=8, verbose=False, **self.keywords)
+            self._llama = compat.Untemplated(
+                self.path,
+                n_ctx=32,
+                n_batch=8,
+                n_ubatch=8,
+                verbose=False,
+                native_params=native_params,
+                **({"vocab_only": True} if spread else own),
+            )
         except (ValueError, RuntimeError) as error:
             why = backend.last_log_error() or str(error)
             raise BackendError(f"llama.cpp could not load {self.path}: {why}") from error
@@ -61,6 +84,17 @@ class Weights:
         self.fim = vocab.fim_tokens(self.vocab)
         self.bos, self.eos, self.nl = (int(getattr(self.llama, f"token_{name}")()) for name in ("bos", "eos", "nl"))
         self.metadata: dict[str, str] = self.llama.all_metadata
+        if placement is not None:
+            try:
+                self._remote = Remote(self.path, own, placement, self.n_vocab)
+            except BaseException:
+                self.close()
+                raise
+
+    @property
+    def placement(self) -> str:
+        """Which layers lie where, in words; "" where all are here."""
+        return str(self._remote.placement) if self._remote is not None else ""
 
     @property
     def n_ctx_train(self) -> int:
@@ -85,6 +119,32 @@ class Weights:
         """The vocabulary as llguidance reads it, made when first asked for; it dies with the file, too."""
         with self.in_use():
             return vocab.grammar_tokenizer(self.vocab)
+
+    @property
+    def memory(self) -> backend.Memory:
+        """What decides how a context's memory can be rolled back."""
+        return self._remote.memory if self._remote is not None else backend.memory(self.llama)
+
+    def new_context(self, settings: Mapping[str, Any], emptied: Callable[[], None]) -> backend.Context:
+        """A context over the file.
+
+        Args:
+            settings: fields of llama_context_params; None leaves one alone.
+            emptied: called when a context of another process lost what it held.
+        """
+        chosen = {name: value for name, value in settings.items() if value is not None}
+        if self._remote is not None:
+            return self._remote.new_context(chosen, emptied)
+        params = backend.copy_params(self.llama.context_params)
+        for name, value in chosen.items():
+            backend.set_field(params, name, value)
+        return backend.new_context(self.llama, params)
+
+    def apply_lora(self, context: backend.Context) -> None:
+        """Apply the LoRA adapter that the file was loaded with, if any, to a context over it."""
+        adapter = compat.lora_adapter(self.llama)
+        if adapter is not None:
+            backend.apply_lora(context, adapter, self.llama.lora_scale)
 
     @property
     def architecture(self) -> str:
@@ -135,6 +195,8 @@ class Weights:
             return
         with self._users.gone():
             llama, self._llama = self._llama, None
+            if self._remote is not None:
+                self._remote.close()
         if llama is not None:
             llama.close()
 

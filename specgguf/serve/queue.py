@@ -140,9 +140,7 @@ class Worker:
         self._running: list[Job] = []
         self._closed = False
         self._changed = threading.Condition()
-        self._threads = [
-            threading.Thread(target=self._run, name=f"engine-{i}", daemon=True) for i in range(n_parallel)
-        ]
+        self._threads = [threading.Thread(target=self._run, name=f"engine-{i}", daemon=True) for i in range(n_parallel)]
         for thread in self._threads:
             thread.start()
 

@@ -90,7 +90,9 @@ def run() -> None:
 def play(scene: FakeEngine) -> None:
     """Put `scene` where the program opens its engine."""
 
-    def open_engine(settings: Settings, status: StatusOutput, *, yes: bool = False) -> open_pair.Loaded:
+    def open_engine(
+        settings: Settings, status: StatusOutput, *, yes: bool = False, n_parallel_max: int = 1
+    ) -> open_pair.Loaded:
         settings.sampling()
         scene.draft = settings["draft"]
         return loaded(scene)
