@@ -35,12 +35,12 @@ def how_many(settings: Settings, pair: ChosenPair, n_max: int) -> int:
     plan = plan_of(settings, pair)
     if 0 in plan.target.hparams.k_width:
         return 1
-    n_ctx: int = settings["n_ctx"] or plan.target.n_ctx
+    n_ctx = int(settings["n_ctx"] or plan.target.n_ctx)
     for n in sorted({n_max, *(2**k for k in range(1, n_max.bit_length()))}, reverse=True):
         target = replace(plan.target, n_ctx=n * n_ctx)
         draft = replace(plan.draft, n_ctx=n * n_ctx) if plan.draft is not None else None
         if 1 < n <= n_max and footprint(target, draft, plan.machine).fits:
-            return n
+            return int(n)
     return 1
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import os
 import random
 import time
 import uuid
@@ -133,39 +132,6 @@ class SpeculativeLlama(LlamaNames):
         draft = None if files.draft_model is None else str(files.draft_model)
         own = choice.preset.keywords if choice.preset is not None else {}
         return cls(str(files.model), draft, **(own | keywords))
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        repo_id: str,
-        filename: str | None = None,
-        *,
-        draft_repo_id: str | None = None,
-        draft_filename: str | None = None,
-        offline: bool | None = None,
-        additional_files: Sequence[str] | None = None,
-        local_dir: str | os.PathLike[str] | None = None,
-        local_dir_use_symlinks: object = "auto",
-        cache_dir: object = None,
-        **keywords: Any,
-    ) -> SpeculativeLlama:
-        """Load files of Hugging Face repositories: `filename` is a file's name, a pattern ("*q8_0.gguf") or a
-        quantisation ("Q4_K_M").
-
-        Args:
-            local_dir: keep them there. additional_files: fetch these too.
-        """
-        from .models import patterns
-
-        if cache_dir is not None:
-            raise Unsupported("cache_dir is not supported", hint="set HF_HUB_CACHE, or give local_dir")
-
-        def path(repo: str, file: str | None) -> str:
-            return str(patterns.resolve(repo, file, local_dir=local_dir, offline=offline))
-
-        for file in additional_files or ():
-            path(repo_id, file)
-        return cls(path(repo_id, filename), path(draft_repo_id, draft_filename) if draft_repo_id else None, **keywords)
 
     @property
     def draft(self) -> int | str:

@@ -13,7 +13,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from .caches import Caches
 from .config import DraftConfig, SamplingParams
 from .control.controller import Adaptive, Fixed
 from .control.cost_cache import costs_for
@@ -29,6 +28,7 @@ from .decode.stats import Stats
 from .decode.verifier import choose_rule
 from .decode.vocab_map import MappedTransform, VocabMap
 from .native.sequence import Sequence as Cached
+from .turns.caches import Caches
 from .turns.rounds import Rounds
 from .turns.turn import Begun, Turn
 from .turns.turns import Turns

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .caches import CELLS_BESIDE
 from .config import DRAFT_MAX_LIMIT, DraftConfig, did_you_mean, kv_type, require_whole
 from .control.calibration import ROWS_MAX
 from .control.trace import Trace
@@ -25,6 +24,7 @@ from .native.mapped import pair
 from .native.rpc import wire
 from .native.sequence import Sequence
 from .native.weights import Weights
+from .turns.caches import CELLS_BESIDE
 
 INSTALL_LINES = (
     'CUDA: CMAKE_ARGS="-DGGML_CUDA=on" pip install --force-reinstall --no-cache-dir llama-cpp-python; '

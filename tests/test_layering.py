@@ -20,7 +20,7 @@ import specgguf
 ROOT = Path(__file__).resolve().parent.parent
 
 ORDER = """
-errors config presets models decode native fit control grammar text turns caches engine scoring batched loading
+errors config presets models decode native fit control grammar text turns engine scoring batched loading
 llama_names calls api vllm llm_plugin serve batch bench cli
 """.split()
 CLI_ORDER = """

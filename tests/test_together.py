@@ -5,6 +5,7 @@ Greedy and strict over F32 pairs of every kind of memory, so that whatever a cac
 
 from __future__ import annotations
 
+import gc
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -168,6 +169,7 @@ def test_one_that_ends_early_touches_no_other(opened: Make, any_pair: Pair, how:
         middle.stop()
         assert list(middle)[-1].finish_reason == "length"
     del middle
+    gc.collect()
     expected = alone(opened, any_pair)
     assert in_turns(asked) == [expected[0][1:], expected[2][1:]]
     until(lambda: not llm._engine._turns.running, "all places are free")

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .errors import ConfigError
-from .native.sequence import Owner
-from .native.sequence import Sequence as Cached
+from specgguf.errors import ConfigError
+from specgguf.native.sequence import Owner
+from specgguf.native.sequence import Sequence as Cached
 
 CELLS_BESIDE = 16  # of a sequence's cells, beside its tokens: dummies that pad a pass
 
