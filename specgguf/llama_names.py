@@ -110,7 +110,8 @@ class LlamaNames:
 
         for file in additional_files or ():
             path(repo_id, file)
-        return cls(path(repo_id, filename), path(draft_repo_id, draft_filename) if draft_repo_id else None, **keywords)
+        draft = path(draft_repo_id, draft_filename) if draft_repo_id else None
+        return cls(path(repo_id, filename), draft, **keywords)  # type: ignore[call-arg]  # as `SpeculativeLlama` does
 
     def __getattr__(self, name: str) -> Any:
         if name in REFUSED:

@@ -154,7 +154,9 @@ def loaded(engine: Echo) -> Loaded:
 
 
 def run() -> None:
-    def open_engine(settings: Settings, status: StatusOutput, *, yes: bool = False, n_parallel_max: int = 1) -> Loaded:
+    def open_engine(
+        settings: Settings, status: StatusOutput, *, yes: bool = False, brief: bool = False, n_parallel_max: int = 1
+    ) -> Loaded:
         return loaded(Echo())
 
     open_pair.open_engine = open_engine
