@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from specgguf.cli.pairing import ChosenPair
 from specgguf.cli.settings import Settings
 
+from specgguf.config import require_whole
 from specgguf.errors import SpecggufError
 
 if TYPE_CHECKING:
@@ -26,6 +27,13 @@ def keywords(settings: Settings, pair: ChosenPair, n_max: int) -> dict[str, Any]
         n_parallel = how_many(settings, pair, n_max)
     found = {"n_parallel": n_parallel, "cache_tokens": cache_tokens}
     return {name: value for name, value in found.items() if value is not None}
+
+
+def check(settings: Settings) -> None:
+    """Raise ConfigError for numbers that are none, before anything is loaded."""
+    for name, least in (("n_parallel", 1), ("cache_tokens", 2)):
+        if settings[name] is not None:
+            require_whole(name, settings[name], least)
 
 
 def how_many(settings: Settings, pair: ChosenPair, n_max: int) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from specgguf.cli import exits, open_pair
+from specgguf.cli import exits, open_pair, parallel
 from specgguf.cli.click_options import GroupedCommand, SectionOption, options
 from specgguf.cli.interrupts import Interrupts
 from specgguf.cli.open_pair import Loaded
@@ -70,6 +70,7 @@ def batch(
     """
     settings = gather(flags)
     settings.sampling()
+    parallel.check(settings)
     status = StatusOutput(console.style_for(sys.stderr, settings["color"]), quiet=quiet)
     requests = read_input(source, target)
     with open_output(target, requests, source, retry_failed=retry_failed) as output:

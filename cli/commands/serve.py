@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from specgguf.cli import exits, open_pair
+from specgguf.cli import exits, open_pair, parallel
 from specgguf.cli.click_options import GroupedCommand, SectionOption, options
 from specgguf.cli.open_pair import Loaded
 from specgguf.cli.settings import Settings, gather
@@ -96,6 +96,7 @@ def serve(yes: bool, host: str, port: int, quiet: bool, **flags: Any) -> int:
     """
     settings = gather(flags)
     settings.sampling()
+    parallel.check(settings)
     if os.environ.get(KEY_VARIABLE) == "":
         raise ConfigError(f"{KEY_VARIABLE} is empty: anybody could show it", hint=f"unset {KEY_VARIABLE}, or set a key")
     read_api_keys(flags)

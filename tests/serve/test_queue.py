@@ -256,6 +256,6 @@ def test_a_job_whose_loop_is_gone_does_not_stop_the_worker() -> None:
 
     asyncio.run(leave())
     engine.open()
-    until(lambda: made[0].running is None and engine.said == ["whole"], "the job ran to its end")
+    until(lambda: not made[0].running and engine.said == ["whole"], "the job ran to its end")
     made[0].close()
     assert made[0].join(10.0)

@@ -52,6 +52,7 @@ class Echo:
 
     def __init__(self) -> None:
         self.stats = Stats()
+        self.n_parallel = 1
         self.asked: list[Json] = []
         self.n_running = self.n_together = 0
         self.closed = False
@@ -157,7 +158,9 @@ def run() -> None:
     def open_engine(
         settings: Settings, status: StatusOutput, *, yes: bool = False, brief: bool = False, n_parallel_max: int = 1
     ) -> Loaded:
-        return loaded(Echo())
+        engine = Echo()
+        engine.n_parallel = settings["n_parallel"] or 1
+        return loaded(engine)
 
     open_pair.open_engine = open_engine
     main.main()
