@@ -53,8 +53,8 @@ def test_the_same_dicts(llm: SpeculativeLlama) -> None:
 def test_keywords_are_those_of_the_plain_calls(llm: SpeculativeLlama) -> None:
     with pytest.raises(ConfigError, match="unknown keyword 'max_token'"):
         asyncio.run(llm.acreate_completion("a", max_token=5))  # type: ignore[call-overload]
-    with pytest.raises(ConfigError, match="top_p"):
-        asyncio.run(llm.acreate_chat_completion(ASK, top_p=5.0))
+    with pytest.raises(ConfigError, match="min_p"):
+        asyncio.run(llm.acreate_chat_completion(ASK, min_p=3.0))
     for name in ("completion", "chat_completion"):
         assert inspect.iscoroutinefunction(getattr(llm, f"acreate_{name}"))
 
