@@ -82,7 +82,7 @@ class Context:
             # One pool of cells for all: a ragged batch is one graph, and a prefix can be shared.
             self.settings.update(n_seq_max=n_seq_max, kv_unified=True)
         self.abort = backend.AbortFlag()
-        self._batch = backend.Batch(n_batch)
+        self._batch = weights.batch(n_batch)
         self.handle: backend.Context | None = None
         self.sequences: list[Sequence] = []
         try:
@@ -94,7 +94,7 @@ class Context:
             self.close()
             raise
         self.cancelled = self._reading = False
-        self.n_vocab = weights.n_vocab
+        self.n_vocab = weights.n_columns
         self.n_batch, self.n_outputs_max = n_batch, n_outputs_max
         limits = backend.limits(self.handle)
         self._n_ubatch = limits.n_ubatch

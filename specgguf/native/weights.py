@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -33,6 +33,10 @@ class Weights:
         keywords: keywords of `llama_cpp.Llama`, but for n_ctx, n_batch, n_ubatch and verbose: its own context
             is minimal, ours are made by `Model`. And `rpc_servers`: HOST:PORT, one or a list.
         native_params: fields of llama_model_params that `Llama` has no keyword for.
+
+    Attributes:
+        n_vocab, eog: of the ids that are read.
+        n_columns: how long a row of logits is; columns: the id of each, None where that is its place.
 
     Raises:
         ModelNotFound: no such file.
@@ -79,7 +83,8 @@ class Weights:
             self.close()
             why = backend.last_log_error() or "not a LoRA of this model"
             raise BackendError(f"llama.cpp could not load the LoRA {self.keywords['lora_path']}: {why}")
-        self.n_vocab = vocab.vocab_size(self.vocab)
+        self.n_vocab = self.n_columns = vocab.vocab_size(self.vocab)
+        self.columns: Sequence[int] | None = None
         self.eog = vocab.eog_tokens(self.vocab)
         self.fim = vocab.fim_tokens(self.vocab)
         self.bos, self.eos, self.nl = (int(getattr(self.llama, f"token_{name}")()) for name in ("bos", "eos", "nl"))
@@ -158,6 +163,10 @@ class Weights:
             yield self
         finally:
             self._users.leave()
+
+    def batch(self, n_tokens: int) -> backend.Batch:
+        """A batch of up to `n_tokens` tokens for a context over this file."""
+        return backend.Batch(n_tokens)
 
     def tokenize(self, text: bytes, *, add_bos: bool = True, special: bool = False) -> list[int]:
         """Token ids of `text`; `special` reads special tokens' texts as those tokens."""
