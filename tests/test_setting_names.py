@@ -25,7 +25,7 @@ OURS = set(inspect.signature(SpeculativeLlama.__init__).parameters)
 CALLS = set(calls.CompletionOptions.__annotations__) | set(calls.ChatOptions.__annotations__)
 
 # The program's alone: no engine has them.
-PROGRAM = "preset offline system overflow save history highlight think markdown wrap stats color".split()
+PROGRAM = "preset offline system overflow save history highlight think markdown wrap plain bell stats color".split()
 # A keyword that llama-cpp-python or a chat template named before us.
 OTHER_KEYWORDS = {"model": "model_path", "draft_model": "draft_model_path", "thinking": "enable_thinking"}
 # Settings of drafting itself: everywhere else the prefix means "of the draft model".

@@ -22,7 +22,7 @@ from specgguf.cli.open_pair import Loaded
 from specgguf.cli.options import BY_NAME
 from specgguf.cli.settings import Settings, gather
 from specgguf.cli.terminal import bench_view, console
-from specgguf.cli.terminal.progress import BAR, human_seconds
+from specgguf.cli.terminal.progress import bar, human_seconds
 from specgguf.cli.terminal.status import StatusOutput
 
 from specgguf.config import SamplingParams, did_you_mean
@@ -207,9 +207,8 @@ def _announce(plain: Sample, work: Work, status: StatusOutput) -> None:
 def progress(n: int, trials: Sequence[Trial], seconds: float) -> str:
     """The line while trial `n` runs."""
     share, trial = n / len(trials), trials[n]
-    bar = "█" * round(share * BAR) + "░" * (BAR - round(share * BAR))
     left = f"  {human_seconds(seconds / n * (len(trials) - n))} left" if n else ""
-    return f"{bar} {share:4.0%}{left}  {trial.kind}, draft {trial.draft}, repeat {trial.repeat + 1}"
+    return f"{bar(share)} {share:4.0%}{left}  {trial.kind}, draft {trial.draft}, repeat {trial.repeat + 1}"
 
 
 def describe(loaded: Loaded, settings: Settings, work: Work, status: StatusOutput) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from specgguf import presets
 from specgguf.config import did_you_mean
 from specgguf.errors import ModelNotFound, SpecggufError
 from specgguf.presets import ModelFile
@@ -122,7 +123,8 @@ def split_reference(ref: str) -> tuple[str, str]:
     if not match or _looks_like_path(ref):
         raise ModelNotFound(
             f"no such model: {ref}",
-            hint="give a path, org/repo:quant on the hub, a name from specgguf models list, or a preset with -p",
+            hint=did_you_mean(ref, [*(model.name for model in inventory.models()), *presets.names()])
+            or "give a path, org/repo:quant on the hub, a name from specgguf models list, or a preset with -p",
         )
     return match.group(1), match.group(2) or ""
 

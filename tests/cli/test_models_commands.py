@@ -201,7 +201,7 @@ def test_odd_names_are_refused(run: Run, home: Path, tiny_chat: Pair, name: str)
 def test_fit_shows_what_goes_where(run: Run) -> None:
     ran = run("fit", "-p", "gpu-24gb", "--device", "RTX 4090", "--predict")
     assert ran.code == 0
-    assert "target weights   18,429" in ran.out
+    assert "target weights   19,32" in ran.out
     assert "fits; so does a context of up to" in ran.out
     assert "a prediction, nothing was run" in ran.out
     assert "drafting pays when more than" in ran.out
@@ -270,7 +270,7 @@ def test_doctor_measures_the_pair(run: Run, tiny_chat: Pair) -> None:
     assert report["versions"]["llama-cpp-python"]
     assert report["pair"]["rollback"] == {"target": "plain", "draft": "plain"}
     assert all(s > 0 for s in report["pair"]["verify_s"].values())
-    assert ran.code == (1 if report["warnings"] else 0)
+    assert ran.code == int(any(warning["is_fault"] for warning in report["warnings"]))
 
 
 def test_doctor_measures_a_presets_pair(run: Run, home: Path, tiny_chat: Pair) -> None:
@@ -291,7 +291,7 @@ def test_doctor_warns_with_the_line_to_type(run: Run, home: Path, monkeypatch: p
 
 def test_doctor_does_without_a_pair(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     ran = run("doctor")
-    assert ran.code == 1
+    assert ran.code == 0, "a remark is no fault"
     assert "no pair was measured: no preset's models are on this machine" in ran.out
 
 

@@ -59,7 +59,7 @@ class Person:
         session = sessions.latest()[0] if go_on else None
         if session is not None:
             autosave.open(session)
-            conversation.resume(session.messages, session.pending, session.branches)
+            conversation.take_up(session)
         return chat
 
     def engine(self) -> Any:
