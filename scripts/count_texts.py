@@ -1,6 +1,6 @@
 """Counts what texts are made of: the table by which `specgguf models slim` ranks a draft's tokens.
 
-    python scripts/count_texts.py DJANGO LLAMA_CPP -o specgguf/native/mapped/text_counts.txt.gz
+    python scripts/count_texts.py DJANGO LLAMA_CPP -o specgguf/fit/text_counts.txt.gz
 
 reads three bodies of text, all of which may be used so: Python's own standard library and its documentation (PSF
 license), and two unpacked source archives: Django's (BSD-3-Clause: Python, JavaScript, HTML, English documentation,

@@ -99,16 +99,20 @@ def kept_ids(head: Header, tokens: Sequence[str], ranked: Sequence[int], always:
     Args:
         tokens: the texts of all ids.
         always: further ids that are kept, such as those that end a generation.
+
+    Raises:
+        ConfigError: those are all that there are, nearly.
     """
-    special = [v for k, v in head.metadata.items() if k.endswith("_token_id") and isinstance(v, int)]
+    named = [v for k, v in head.metadata.items() if k.endswith("_token_id") and isinstance(v, int)]
     bytes_ = [i for i, text in enumerate(tokens) if (len(text) == 1 and ord(text) < 512) or _is_byte(text)]
-    n = min(-(-max(n, N_IDS_MIN) // STEP) * STEP, len(tokens) // STEP * STEP)
-    kept: dict[int, None] = {}
-    for token in (*special, *always, *bytes_, *ranked, *range(len(tokens))):
+    kept = {int(token): None for token in (*named, *always, *bytes_) if 0 <= token < len(tokens)}
+    n = -(-max(n, N_IDS_MIN, len(kept)) // STEP) * STEP
+    if n >= len(tokens):
+        raise ConfigError(f"of {len(tokens):,} tokens {n:,} would be kept: there is nothing to slim")
+    for token in (*ranked, *range(len(tokens))):
         if len(kept) == n:
             break
-        if 0 <= token < len(tokens):
-            kept.setdefault(int(token))
+        kept.setdefault(int(token))
     return sorted(kept)
 
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from specgguf.decode.vocab_map import UNREADABLE, VocabMap
 from specgguf.errors import VocabMismatch
 from specgguf.native import vocab
@@ -71,9 +69,11 @@ def shared_ids(target: vocab.Vocab, draft: vocab.Vocab, known: Mapping[bytes, Se
     return ids
 
 
-def shared_part(target: vocab.Vocab, draft: vocab.Vocab) -> float:
-    """The part of the draft's ids that are the target's."""
-    return float(np.mean(np.asarray(shared_ids(target, draft, by_bytes(draft))) >= 0))
+def shared(target: vocab.Vocab, draft: vocab.Vocab) -> tuple[int, float]:
+    """How many of the draft's ids are the target's, and which part of them."""
+    ids = shared_ids(target, draft, by_bytes(draft))
+    n = sum(token >= 0 for token in ids)
+    return n, n / len(ids)
 
 
 def by_bytes(native: vocab.Vocab) -> dict[bytes, list[int]]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from specgguf.errors import BackendError, Unsupported
+from specgguf.errors import BackendError, ModelNotFound, Unsupported
 from specgguf.models import header, slim
 from specgguf.native import backend, devices, vocab
 from specgguf.native.weights import Weights
@@ -21,11 +21,13 @@ from .rows import EmbeddingBatch, Embeddings
 
 def open_draft(path: str, keywords: Mapping[str, Any]) -> Weights:
     """A draft's file, slimmed or not. Raises what `Weights` and `slim.read` raise."""
-    with contextlib.suppress(header.GgufError, OSError):  # what cannot be read is `Weights`' to refuse
+    try:
         found = slim.read(Path(path))
-        if found is not None:
-            return SlimmedWeights(path, keywords, found)
-    return Weights(path, keywords)
+    except ModelNotFound:
+        raise
+    except (header.GgufError, OSError):  # what cannot be read is `Weights`' to refuse
+        found = None
+    return Weights(path, keywords) if found is None else SlimmedWeights(path, keywords, found)
 
 
 class SlimmedWeights(Weights):
