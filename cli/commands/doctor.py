@@ -156,7 +156,8 @@ def _files(settings: Settings) -> tuple[Path, Path | None, dict[str, Any]]:
     choice = choose_pair(settings["model"], settings["draft_model"], settings["preset"], offline=True)
     files = choice.files(here)
     if choice.preset is not None and choice.model == choice.preset.model:
-        drafting = {field.name for field in fields(DraftConfig)}  # not the models'
+        names = [field.name for field in fields(DraftConfig)]
+        drafting = {*names, *(f"draft_{name}" for name in names)}  # not the models'
         keywords = {**{k: v for k, v in choice.preset.keywords.items() if k not in drafting}, **keywords}
     return files.model, files.draft_model if isinstance(files.draft_model, Path) else None, keywords
 

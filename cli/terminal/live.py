@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 EVERY_S = 0.1
 DRAFT_BAR = 10
+LONG_S = 1.0  # of a short prompt: its reading is told from then on
 AFTER_S = 0.5  # an answer that is over sooner needs no line
 SLOW_PROMPT = 200  # tokens: fewer are read before anybody wonders
 
@@ -124,7 +125,7 @@ class Reading:
     def line(self, n: int, n_read: int) -> str:
         """The line while `n_read` of `n` new tokens are known to be read; empty where they are few."""
         now = self._clock()
-        if n < SLOW_PROMPT:
+        if n < SLOW_PROMPT and now - self._started < LONG_S:
             return ""
         if n_read > self._n_read:
             self._n_read, self._moved = n_read, now

@@ -42,7 +42,7 @@ class StatusOutput:
 
     def tell(self, text: str = "") -> None:
         """What the user asked for: never silent, not dimmed."""
-        self.raw(text + "\n")
+        self.raw(self._folded(text) + "\n")
 
     def warn(self, text: str) -> None:
         """A remark that should not be missed."""

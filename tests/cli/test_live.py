@@ -60,6 +60,8 @@ def test_reading_follows_what_is_read_and_reckons_in_between() -> None:
     reading = Reading(clock=lambda: now[0])
     assert reading.line(100, 0) == ""
     assert reading.line(2000, 0) == "reading 2,000 tokens …"
+    now[0] = 1.0
+    assert reading.line(100, 0) == "reading 100 tokens … 1 s", "a short one on a slow machine"
     now[0] = 3.0
     assert reading.line(2000, 0) == "reading 2,000 tokens … 3 s"
     now[0] = 5.0

@@ -77,7 +77,7 @@ def test_refusals_are_one_line_and_a_hint(tiny_chat: Pair, tiny_pair: Pair, tmp_
         (["-m", cut], "truncated"),
         (["-m", "nonsense"], "no such model: nonsense"),
         (["-p", "nonsense"], "no preset 'nonsense'"),
-        (["-m", tiny_chat.target, "-d", tiny_pair.target], "cannot draft for"),
+        (["-m", tiny_chat.target, "-d", tiny_pair.target, "--draft-vocab", "same"], "cannot draft for"),
         (["-m", tiny_chat.target, "-d", "none", "-c", "300", "-s", "x" * 400], "tokens and"),
         (["-m", "org/repo:Q4_K_M", "--offline"], "is not on this machine"),
         (["-p", "demo"], "nobody is here to ask"),
