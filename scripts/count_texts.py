@@ -18,7 +18,7 @@ import json
 import re
 import sys
 import sysconfig
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -85,13 +85,17 @@ def main() -> None:
     counts = {kind: Counter[str]() for kind in SHARES}
     for kind, text in texts([Path(sysconfig.get_path("stdlib")), *options.folders]):
         counts[kind].update(PIECE.findall(text))
-    total = Counter[str]()
+    total: dict[str, float] = defaultdict(float)
     for kind, found in counts.items():
         n = sum(found.values())
         print(f"{kind}: {n:,} pieces, {len(found):,} different", file=sys.stderr)
         for piece, count in found.items():
             total[piece] += TOTAL * SHARES[kind] / sum(SHARES.values()) * count / max(n, 1)
-    kept = [(piece, round(count)) for piece, count in total.most_common(N_PIECES) if len(piece) <= 64 and count >= 1]
+    kept = [
+        (piece, round(count))
+        for piece, count in sorted(total.items(), key=lambda item: -item[1])[:N_PIECES]
+        if len(piece) <= 64 and count >= 1
+    ]
     lines = "".join(f"{count}\t{json.dumps(piece, ensure_ascii=False)}\n" for piece, count in kept)
     options.output.write_bytes(gzip.compress(lines.encode(), 9, mtime=0))
     print(f"{len(kept):,} pieces, {options.output.stat().st_size:,} bytes", file=sys.stderr)

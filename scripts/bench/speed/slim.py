@@ -1,4 +1,4 @@
-"""What a slimmed draft brings: its step by size, and answers with the full and the slimmed draft, interleaved.
+"""What a slimmed draft brings: its step by size, and answers beside the full draft's.
 
   scripts/bench/run slim --target T.gguf --draft D.gguf     five kinds of prompts, temperatures 0 and 0.8
   scripts/bench/run slim --steps-only --draft D.gguf        the steps alone, kept under --name
