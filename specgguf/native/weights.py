@@ -110,6 +110,11 @@ class Weights:
         return str(self._remote.placement) if self._remote is not None else ""
 
     @property
+    def n_ctx_train(self) -> int:
+        """The context length that the model was made for; 4096 where the file does not say."""
+        return int(self.metadata.get(f"{self.architecture}.context_length", 4096))
+
+    @property
     def llama(self) -> Any:
         """The `llama_cpp.Llama`. After `close` it raises ConfigError, and so does `vocab`. Where another thread may
         close the file it is safe inside `in_use` alone."""
