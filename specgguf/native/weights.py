@@ -30,17 +30,14 @@ class Weights:
     """A GGUF file loaded by `llama_cpp.Llama`, which also tokenizes and carries the metadata.
 
     With `rpc_servers` among the keywords its layers lie on workers too: then it is loaded in a process of its own, and
-    here only for its vocabulary (see `rpc`).
+    here only for its vocabulary (see `rpc`). `n_vocab` and `eog` are of the ids that it reads; a row of logits has
+    `n_columns`, and `columns` names the id of each where that is not its place.
 
     Args:
         path: the file.
         keywords: keywords of `llama_cpp.Llama`, but for n_ctx, n_batch, n_ubatch and verbose: its own context
             is minimal, ours are made by `Model`. And `rpc_servers`: HOST:PORT, one or a list.
         native_params: fields of llama_model_params that `Llama` has no keyword for.
-
-    Attributes:
-        n_vocab, eog: of the ids that are read.
-        n_columns: how long a row of logits is; columns: the id of each, None where that is its place.
 
     Raises:
         ModelNotFound: no such file.
@@ -178,7 +175,6 @@ class Weights:
             self._users.leave()
 
     def batch(self, n_tokens: int) -> backend.Batch:
-        """A batch of up to `n_tokens` tokens for a context over this file."""
         return backend.Batch(n_tokens)
 
     def tokenize(self, text: bytes, *, add_bos: bool = True, special: bool = False) -> list[int]:
