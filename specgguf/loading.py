@@ -18,9 +18,11 @@ from .control.trace import Trace
 from .decode.vocab_map import VocabMap
 from .engine import Engine
 from .errors import ConfigError, SpecggufError, Unsupported
+from .models import slim
 from .native import backend, compat
 from .native.context import Context, Model
 from .native.mapped import pair
+from .native.mapped.slimmed import open_draft
 from .native.rpc import wire
 from .native.sequence import Sequence
 from .native.weights import Weights
@@ -121,15 +123,17 @@ def open_pair(
     weights, target, draft_weights, draft, found = None, None, None, None, None
     try:
         weights = Weights(model_path, _load_keys(target_keys, warnings, "n_gpu_layers"))
+        if slim.SOURCE in weights.metadata:
+            raise Unsupported(f"{model_path} is a slimmed draft: it cannot answer by itself", hint="-d takes it")
         if draft_model_path not in (None, "ngram"):
             assert draft_model_path is not None
             load_keys = _load_keys(draft_keys, warnings, "draft_n_gpu_layers")
             if os.path.realpath(draft_model_path) == os.path.realpath(model_path) and load_keys == weights.keywords:
                 draft_weights = weights
             else:
-                draft_weights = Weights(draft_model_path, load_keys)
+                draft_weights = open_draft(draft_model_path, load_keys)
                 found = pair.vocab_map(weights, draft_weights, draft_vocab=config.vocab)
-                if found is not None:
+                if found is not None and found.share < 1.0:
                     warnings.append(_told(found, draft_model_path))
         pad_to = 2 if strict else 1
         n_rs_seq = config.draft_max if draft_model_path else 0

@@ -81,7 +81,7 @@ class Context:
         if n_seq_max > 1:  # one pool of cells for all: a ragged batch is one graph, and a prefix can be shared
             self.settings.update(n_seq_max=n_seq_max, kv_unified=True)
         self.abort = backend.AbortFlag()
-        self._batch = backend.Batch(n_batch)
+        self._batch = weights.batch(n_batch)
         self.handle: backend.Context | None = None
         self.sequences: list[Sequence] = []
         try:
@@ -93,7 +93,7 @@ class Context:
             self.close()
             raise
         self.cancelled = self._reading = False
-        self.n_vocab = weights.n_vocab
+        self.n_vocab = weights.n_columns
         self.n_batch, self.n_outputs_max = n_batch, n_outputs_max
         self._n_ubatch = (limits := backend.limits(self.handle)).n_ubatch
         self._equal = make(0).name != "plain"
