@@ -199,6 +199,11 @@ class SpeculativeLlama(LlamaNames, AsyncCalls):
         """The end-of-text id."""
         return self._pair.weights.eos
 
+    @property
+    def eog_tokens(self) -> frozenset[int]:
+        """The ids that end a text, the end-of-text id among them."""
+        return self._pair.weights.eog
+
     def token_nl(self) -> int:
         """The id of a newline."""
         return self._pair.weights.nl
