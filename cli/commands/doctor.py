@@ -16,11 +16,12 @@ from specgguf.cli.settings import Settings, gather
 from specgguf.cli.terminal import console, tables
 from specgguf.cli.terminal.status import StatusOutput
 
-from specgguf.errors import SpecggufError
+from specgguf.errors import BackendError, SpecggufError
 
 if TYPE_CHECKING:
     from specgguf.control.costs import Costs
     from specgguf.fit.hardware import Machine
+    from specgguf.native.rpc.wire import WorkerReport
 
 GIB = 2**30
 BATCH_SIZES = (1, 2, 4, 8)
@@ -50,8 +51,9 @@ def doctor(speed: bool, as_json: bool, **flags: Any) -> int:
     settings = gather(flags)
     status = StatusOutput(console.style_for(sys.stderr))
     machine = this_machine()
-    report: dict[str, Any] = {"versions": _versions(), "machine": _machine(machine)}
-    findings = _machine_findings(machine, settings)
+    workers, unreachable = _workers(settings)
+    report: dict[str, Any] = {"versions": _versions(), "machine": _machine(machine) | workers}
+    findings = _machine_findings(machine, settings) + unreachable
     if speed:
         status.wait("measuring …")
         try:
@@ -91,6 +93,29 @@ def _machine(machine: Machine) -> dict[str, str]:
     return rows | {"cores": str(machine.n_cores)}
 
 
+def _workers(settings: Settings) -> tuple[dict[str, str], list[Finding]]:
+    """What each worker says about itself, and which say nothing."""
+    from specgguf.native.rpc import library, wire
+
+    rows, found = {}, []
+    servers = [*(settings["rpc_servers"] or ()), *(settings["draft_rpc_servers"] or ())]
+    if servers and not library.has_rpc():
+        found.append(
+            Finding("this llama-cpp-python was built without RPC: it knows only this machine", library.INSTALL)
+        )
+    for worker in wire.endpoints(servers) if servers else ():
+        try:
+            rows[f"worker {worker}"] = _about_worker(wire.ask(worker))
+        except BackendError as error:
+            found.append(Finding(str(error), error.hint))
+    return rows, found
+
+
+def _about_worker(report: WorkerReport) -> str:
+    memory = ", ".join(f"{d.free_bytes / GIB:.1f} of {d.total_bytes / GIB:.1f} GiB free" for d in report.devices)
+    return f"{memory}; a round trip takes {report.round_trip_s * 1e3:.2f} ms"
+
+
 def _machine_findings(machine: Machine, settings: Settings) -> list[Finding]:
     from specgguf.fit.hardware import unused_gpu
 
@@ -126,7 +151,7 @@ def _pair(settings: Settings, machine: Machine) -> tuple[dict[str, Any], list[Fi
         rollback = {"target": engine.target.rollback.name}
         if engine.draft_model:
             rollback["draft"] = engine.draft_model.rollback.name
-        about = _about(target, draft, costs, rollback)
+        about = _about(target, draft, costs, rollback) | {"placement": pair.placement}
         found = [Finding(warning.removeprefix("WARNING: ")) for warning in pair.warnings]
         return about, found + _pair_findings(costs, target if draft else None)
     finally:
@@ -206,6 +231,7 @@ def _pair_rows(pair: dict[str, Any]) -> list[tuple[str, str]]:
     verify = ", ".join(f"{n}: {s * 1e3:.0f} ms" for n, s in pair["verify_s"].items())
     rows = [("target", pair["target"]), ("draft", pair["draft"] or "none")]
     rows.append(("rollback", ", ".join(f"{who} {rollback}" for who, rollback in pair["rollback"].items())))
+    rows += [(f"layers of the {side}", where) for side, where in pair["placement"].items()]
     rows.append(("plain decoding", f"{1 / plain:.1f} tokens/s"))
     rows.append(("a pass over n tokens", verify))
     if pair["draft_s"]:
