@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from specgguf.config import DRAFT_MAX_DEFAULT, KV_TYPES, parse_draft
+from specgguf.config import DRAFT_MAX_DEFAULT, DRAFT_VOCABS, KV_TYPES, parse_draft
 from specgguf.errors import ConfigError
 
 YES = ("1", "true", "yes", "on")
@@ -28,6 +28,7 @@ class Setting:
             list, "workers" (HOST:PORT) and "shares" (numbers).
         section: the heading it stands under in `--help`.
         env: its environment variable.
+        bare: the value that the flag stands for alone; with another one it takes an "=".
         sampling: it shapes the distribution or the length of one answer; `/set` may change it.
     """
 
@@ -40,6 +41,7 @@ class Setting:
     help: str
     metavar: str | None = None
     sampling: bool = False
+    bare: str = ""
 
     def parse(self, value: object, *, where: str) -> Any:
         """Read a value given as text (a flag, a variable, `/set`) or as TOML's own type.
@@ -134,6 +136,8 @@ def _hardware(prefix: str, flag: str, whose: str) -> tuple[Setting, ...]:
     )
 
 
+HIGHLIGHTS = ("green", "underline", "bold")
+
 SETTINGS: tuple[Setting, ...] = (
     Setting(
         "model", ("-m", "--model"), "text", None, "Models", "SPECGGUF_MODEL",
@@ -158,6 +162,10 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "draft_max", ("--draft-max",), "whole", DRAFT_MAX_DEFAULT, "Drafting", "SPECGGUF_DRAFT_MAX",
         "The most tokens drafted in one round.", "N",
+    ),
+    Setting(
+        "draft_vocab", ("--draft-vocab",), DRAFT_VOCABS, None, "Drafting", "SPECGGUF_DRAFT_VOCAB",
+        "Vocabulary of a draft: the target's (same), or any.", "same|any",
     ),
     Setting(
         "trace", ("--trace",), "text", None, "Drafting", "SPECGGUF_TRACE",
@@ -202,8 +210,8 @@ SETTINGS: tuple[Setting, ...] = (
         "System prompt, or @FILE.", "TEXT|@FILE",
     ),
     Setting(
-        "overflow", ("--overflow",), ("drop", "stop"), "drop", "Conversation", "SPECGGUF_OVERFLOW",
-        "Context full: drop the oldest turns, or stop.", "drop|stop",
+        "overflow", ("--overflow",), ("drop", "stop", "compact"), "drop", "Conversation", "SPECGGUF_OVERFLOW",
+        "Context full: drop the oldest turns, stop, or let the model sum them up.", "drop|stop|compact",
     ),
     Setting(
         "save", ("--save/--no-save",), "bool", True, "Conversation", "SPECGGUF_SAVE",
@@ -214,8 +222,8 @@ SETTINGS: tuple[Setting, ...] = (
         "Keep what was typed, for the arrow keys.",
     ),
     Setting(
-        "highlight", ("--highlight/--no-highlight",), "bool", False, "Display", "SPECGGUF_HIGHLIGHT",
-        "Show which words the draft model wrote.",
+        "highlight", ("--highlight",), ("off", "on", *HIGHLIGHTS), "off", "Display", "SPECGGUF_HIGHLIGHT",
+        f"Show which words the draft model wrote; with = {', '.join(HIGHLIGHTS)} or off.", "[=STYLE]", bare="on",
     ),
     Setting(
         "think", ("--think",), ("dim", "show", "hide"), "dim", "Display", "SPECGGUF_THINK",
@@ -226,8 +234,16 @@ SETTINGS: tuple[Setting, ...] = (
         "Format the answer, block by block.",
     ),
     Setting(
-        "wrap", ("--wrap/--no-wrap",), "bool", True, "Display", "SPECGGUF_WRAP",
-        "Wrap words at the terminal's edge; code is left alone.",
+        "wrap", ("--wrap",), "whole", 100, "Display", "SPECGGUF_WRAP",
+        "Wrap prose at N columns or the terminal's edge, code never; 0: nothing.", "N",
+    ),
+    Setting(
+        "plain", ("--plain/--no-plain",), "bool", False, "Display", "SPECGGUF_PLAIN",
+        "For screen readers, Emacs and logs: words, no colours, no line that changes.",
+    ),
+    Setting(
+        "bell", ("--bell",), "number", 20.0, "Display", "SPECGGUF_BELL",
+        "Ring after an answer of S seconds and more; 0: never.", "S",
     ),
     Setting(
         "stats", ("--stats/--no-stats",), "bool", True, "Display", "SPECGGUF_STATS",

@@ -54,6 +54,7 @@ class SpeculativeLlama(LlamaNames):
         seed: makes calls without a seed of their own repeatable; 0 is a seed, None draws one.
         draft_first: the draft length while nothing was measured yet.
         draft_temperature: the draft's own temperature (any is exact); None takes the target's.
+        draft_vocab: "any" maps a draft of another vocabulary to the target's tokens; "same" refuses it.
         chat_format: one of llama-cpp-python's formats instead of the file's own template.
         rpc_servers: HOST:PORT of workers (`specgguf worker`) that take layers of the target, one or several;
             `draft_rpc_servers` of the draft. `tensor_split` is then this machine's share and theirs.
@@ -82,13 +83,14 @@ class SpeculativeLlama(LlamaNames):
         seed: int | None = None,
         draft_first: int = 4,
         draft_temperature: float | None = None,
+        draft_vocab: str = "any",
         chat_format: str | None = None,
         rpc_servers: str | Sequence[str] | None = None,
         trace: str | Trace | None = None,
         **keywords: Any,
     ) -> None:
         self._arguments = {k: v for k, v in locals().items() if k not in ("self", "keywords", "__class__")} | keywords
-        config = DraftConfig(draft, draft_max, verify, draft_temperature, draft_first)
+        config = DraftConfig(draft, draft_max, verify, draft_temperature, draft_first, draft_vocab)
         keywords |= {"n_ctx": n_ctx, "n_gpu_layers": n_gpu_layers, "rpc_servers": rpc_servers}
         trace = to_file(trace) if isinstance(trace, str) else trace
         self._pair = open_pair(model_path, draft_model_path, config, strict=strict, keywords=keywords, trace=trace)

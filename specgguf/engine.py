@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from .config import DraftConfig, SamplingParams
@@ -22,6 +23,7 @@ from .decode.run import Run
 from .decode.sampling import GrammarCursor, Rng, Transform
 from .decode.stats import Stats
 from .decode.verifier import choose_rule
+from .decode.vocab_map import MappedTransform, VocabMap
 from .errors import ConfigError
 from .native.context import Model
 from .turns import Turn, Turns
@@ -34,6 +36,7 @@ class Engine:
         target: the target's model.
         draft: the draft's model, "ngram", or None.
         config: drafting defaults.
+        vocab_map: where the draft's ids are not the target's.
         trace: called with a record per decision of the adaptive controller.
 
     Attributes:
@@ -42,7 +45,13 @@ class Engine:
     """
 
     def __init__(
-        self, target: Model, draft: Model | str | None, config: DraftConfig, *, trace: Trace | None = None
+        self,
+        target: Model,
+        draft: Model | str | None,
+        config: DraftConfig,
+        *,
+        vocab_map: VocabMap | None = None,
+        trace: Trace | None = None,
     ) -> None:
         self.target = target
         self.draft_model = draft if isinstance(draft, Model) else None
@@ -56,13 +65,12 @@ class Engine:
         elif self.draft_model is not None and self.draft_model.rollback.name == "unsupported":
             self.off_reason = "this draft's memory cannot drop rejected tokens"
         elif self.draft_model is not None:
-            self.drafter = ModelDrafter(self.draft_model, eog=target.eog)
+            self.drafter = ModelDrafter(self.draft_model, eog=target.eog, vocab_map=vocab_map)
         elif draft != "ngram":
             self.off_reason = "no draft model"
         ngrams = NgramDrafter(target.n_vocab, target.eog)
         self.ngrams = None if self.off_reason else ngrams
-        n_vocab = min(target.n_vocab, self.draft_model.n_vocab) if self.draft_model else target.n_vocab
-        self._draft_vocab = n_vocab
+        self._draft_transform = partial(MappedTransform, vocab_map=vocab_map) if vocab_map else self._same_vocab
         self._trace = trace
         self._adaptive: Adaptive | None = None
         self._turns = Turns(self._models())
@@ -90,11 +98,11 @@ class Engine:
         """
         config = config or self.config
         target = self.target
-        draft_params = replace(params, logit_bias={t: b for t, b in params.logit_bias.items() if t < self._draft_vocab})
+        draft_params = params
         if config.temperature is not None:
             draft_params = replace(draft_params, temperature=config.temperature)
         transform = Transform(params, n_vocab=target.n_vocab, eog=target.eog, grammar=grammar)
-        draft_transform = Transform(draft_params, n_vocab=self._draft_vocab, eog=target.eog, grammar=grammar)
+        draft_transform = self._draft_transform(draft_params, eog=target.eog, grammar=grammar)
 
         def begin(generation: Generation) -> tuple[Run, Fixed | Adaptive]:
             controller = self.controller(config)
@@ -124,6 +132,12 @@ class Engine:
         generation = Generation(Turn(self._turns, begin, self._count, timeout), text, len(prompt))
         self._turns.ask_for(generation)
         return generation
+
+    def _same_vocab(self, params: SamplingParams, **keywords: Any) -> Transform:
+        """Of a draft of the target's vocabulary, which may lack its last ids."""
+        n_vocab = min(self.target.n_vocab, self.draft_model.n_vocab) if self.draft_model else self.target.n_vocab
+        bias = {token: bias for token, bias in params.logit_bias.items() if token < n_vocab}
+        return Transform(replace(params, logit_bias=bias), n_vocab=n_vocab, **keywords)
 
     def _count(self, generation: Generation, round: Round, off_reason: str) -> None:
         for stats in (self.stats, generation.stats):

@@ -14,10 +14,12 @@ from typing import Any
 
 from .config import DRAFT_MAX_LIMIT, DraftConfig, did_you_mean, kv_type, require_whole
 from .control.trace import Trace
+from .decode.vocab_map import VocabMap
 from .engine import Engine
 from .errors import ConfigError, SpecggufError, Unsupported
-from .native import backend, compat, vocab
+from .native import backend, compat
 from .native.context import Model
+from .native.mapped import pair
 from .native.rpc import wire
 from .native.weights import Weights
 
@@ -85,11 +87,11 @@ def open_pair(
     Raises:
         ConfigError, Unsupported: a keyword.
         ModelNotFound, BackendError: a file.
-        VocabMismatch: the draft has another vocabulary.
+        VocabMismatch: the draft has another vocabulary, or hardly any token in common.
     """
     warnings: list[str] = []
     target_keys, draft_keys = _split(keywords)
-    weights, target, draft_weights, draft = None, None, None, None
+    weights, target, draft_weights, draft, found = None, None, None, None, None
     try:
         weights = Weights(model_path, _load_keys(target_keys, warnings, "n_gpu_layers"))
         if draft_model_path not in (None, "ngram"):
@@ -99,12 +101,14 @@ def open_pair(
                 draft_weights = weights
             else:
                 draft_weights = Weights(draft_model_path, load_keys)
-                vocab.require_compatible(weights.vocab, draft_weights.vocab, (model_path, draft_model_path))
+                found = pair.vocab_map(weights, draft_weights, draft_vocab=config.vocab)
+                if found is not None:
+                    warnings.append(_told(found, draft_model_path))
         pad_to = 2 if strict else 1
         target = _model(weights, target_keys, pad_to, n_rs_seq=config.draft_max if draft_model_path else 0)
         if draft_weights is not None:
             draft = _model(draft_weights, {"n_ctx": target.n_ctx, **draft_keys}, pad_to)
-        engine = Engine(target, draft or draft_model_path, config, trace=trace)
+        engine = Engine(target, draft or draft_model_path, config, vocab_map=found, trace=trace)
     except BaseException:
         for part in (draft, target, draft_weights, weights):
             if part is not None:
@@ -113,6 +117,11 @@ def open_pair(
     if engine.off_reason and draft_model_path is not None:
         warnings.append(f"drafting is off: {engine.off_reason}")
     return LoadedPair(engine, weights, draft_weights, warnings)
+
+
+def _told(vocab_map: VocabMap, path: str) -> str:
+    name = os.path.basename(path)
+    return f"{vocab_map.share:.0%} of {name}'s tokens are the target's; it may draft these alone: acceptance is lower"
 
 
 def _split(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

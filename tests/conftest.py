@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support import tiny
+from support import clients, tiny
 
 from specgguf.control import cost_cache
 from specgguf.native.rpc import library
@@ -21,6 +21,13 @@ class Pair:
 
     target: Path
     draft: Path
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Some clients leave sockets and loops to the garbage collector, which may find them in any later test."""
+    if clients.large_ones():
+        for kind in ("ResourceWarning", "pytest.PytestUnraisableExceptionWarning"):
+            config.addinivalue_line("filterwarnings", f"ignore::{kind}")
 
 
 @pytest.fixture(scope="session", autouse=True)

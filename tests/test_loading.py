@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from conftest import Pair
-from support import models
+from support import models, tiny
 
 from specgguf import BackendError, ConfigError, ModelNotFound, Unsupported, VocabMismatch, loading
 from specgguf.config import DraftConfig
@@ -289,9 +289,18 @@ def test_a_draft_that_cannot_be_loaded(opener: Opener, tmp_path: Path, name: str
     assert closed == ["Weights target"]
 
 
-def test_a_draft_of_another_vocabulary(opener: Opener, tiny_chat: Pair, closed: list[str]) -> None:
+def test_a_draft_of_another_vocabulary_is_mapped(opener: Opener, tmp_path: Path) -> None:
+    """Said with the part that both have."""
+    path = tiny.write_llama(tmp_path / "other.gguf", tiny.byte_level(["ab"]))
+    pair = opener(str(path))
+    assert pair.warnings == [
+        "3% of other.gguf's tokens are the target's; it may draft these alone: acceptance is lower"
+    ]
+
+
+def test_a_draft_of_another_vocabulary_that_is_not_wanted(opener: Opener, tiny_chat: Pair, closed: list[str]) -> None:
     with pytest.raises(VocabMismatch) as caught:
-        opener(str(tiny_chat.draft))
+        opener(str(tiny_chat.draft), config=DraftConfig(draft=3, vocab="same"))
     assert str(tiny_chat.draft) in str(caught.value)
     assert opener.target in str(caught.value)
     assert closed == ["Weights draft", "Weights target"]
@@ -311,11 +320,11 @@ def test_a_context_that_cannot_be_made_says_what_to_do(
 
 
 @pytest.mark.real
-def test_smollm2_cannot_draft_for_qwen() -> None:
+def test_smollm2_is_refused_for_qwen_where_the_vocabulary_must_be_the_same() -> None:
     """The first token that differs is named."""
     qwen, smollm = str(models.demo_pair()[1]), str(models.smollm2())
     with pytest.raises(VocabMismatch, match=r"smollm2|SmolLM2") as caught:
-        open_pair(qwen, smollm, OFF, keywords={"n_ctx": 64})
+        open_pair(qwen, smollm, DraftConfig(draft=3, vocab="same"), keywords={"n_ctx": 64})
     assert "token " in str(caught.value)
     assert "in the target and" in str(caught.value)
 

@@ -25,11 +25,11 @@ OURS = set(inspect.signature(SpeculativeLlama.__init__).parameters)
 CALLS = set(calls.CompletionOptions.__annotations__) | set(calls.ChatOptions.__annotations__)
 
 # The program's alone: no engine has them.
-PROGRAM = "preset offline system overflow save history highlight think markdown wrap stats color".split()
+PROGRAM = "preset offline system overflow save history highlight think markdown wrap plain bell stats color".split()
 # A keyword that llama-cpp-python or a chat template named before us.
 OTHER_KEYWORDS = {"model": "model_path", "draft_model": "draft_model_path", "thinking": "enable_thinking"}
 # Settings of drafting itself: everywhere else the prefix means "of the draft model".
-OF_DRAFTING = {"draft", "draft_max", "draft_first", "draft_temperature"}
+OF_DRAFTING = {"draft", "draft_max", "draft_first", "draft_temperature", "draft_vocab"}
 # Of a preset alone: what it is, whom it is for, and keywords that no flag sets.
 PRESET_ALONE = {
     "name", "summary", "match", "use", "budget_mib", "source", "experimental", "sampling",

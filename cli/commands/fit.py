@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-MIB = 2**20
+MB = 10**6  # the unit of files and of every other figure that is shown
 MACHINE = "Machine"
 NO_FIT = 1  # exit code: the question was answered, with no
 
@@ -176,12 +176,12 @@ def _show(plan: Plan, sizes: Footprint) -> None:
             click.echo(f"{label:<7} {load.hparams.name}  ({planning.describe(load.hparams)})  {_how(load, plan)}")
     click.echo()
     has_gpu = bool(plan.machine.gpus)
-    header = ("MiB", "device", "host") if has_gpu else ("MiB", "host")
+    header = ("MB", "device", "host") if has_gpu else ("MB", "host")
     rows = [[label, *columns] if has_gpu else [label, columns[1]] for label, *columns in _rows(sizes)]
     tables.show(rows, header, right=(1, 2))
     pages = sizes.target.host_pages + sizes.draft.host_pages
     if pages:
-        click.echo(f"and {_mib(pages)} MiB of file pages, which are dropped when memory runs short")
+        click.echo(f"and {_mb(pages)} MB of file pages, which are dropped when memory runs short")
     click.echo()
     if not plan.target.hparams.is_sure:
         click.echo("the formula does not know this architecture's memory: --exact asks llama.cpp", err=True)
@@ -199,12 +199,12 @@ def _show(plan: Plan, sizes: Footprint) -> None:
 def _show_workers(lent: list[WorkerShare]) -> None:
     if not lent:
         return
-    header = ("worker", "layers", "MiB", "free", "round trip")
+    header = ("worker", "layers", "MB", "free", "round trip")
     rows = []
     for share in lent:
         trip = f"{share.report.round_trip_s * 1e3:.2f} ms"
         word = str(share.report.endpoint) + ("" if share.fits else "  does not fit")
-        rows.append((word, str(share.n_layer), _mib(share.bytes), _mib(share.report.free_bytes), trip))
+        rows.append((word, str(share.n_layer), _mb(share.bytes), _mb(share.report.free_bytes), trip))
     tables.show(rows, header, right=(1, 2, 3, 4))
     click.echo("here:")
 
@@ -229,11 +229,11 @@ def _rows(sizes: Footprint) -> list[tuple[str, str, str]]:
     rows.append(("in all", sizes.device, sizes.host))
     rows.append(("free", sizes.device_free, sizes.machine.cpu.free_bytes))
     rows.append(("left", sizes.device_free - sizes.device, sizes.machine.cpu.free_bytes - sizes.host))
-    return [(label, _mib(device), _mib(host)) for label, device, host in rows]
+    return [(label, _mb(device), _mb(host)) for label, device, host in rows]
 
 
-def _mib(n: int) -> str:
-    return f"{n / MIB:,.0f}" if n else "-"
+def _mb(n: int) -> str:
+    return f"{n / MB:,.0f}" if n else "-"
 
 
 def _as_json(plan: Plan, sizes: Footprint) -> dict[str, Any]:

@@ -68,8 +68,9 @@ def pull(refs: Sequence[str], offline: bool) -> None:
 
     An interrupted download goes on where it stopped. The paths are printed on stdout.
     """
-    from specgguf.models import hub
+    from specgguf.models import hf_client, hub
 
+    offline = offline or hf_client.is_offline()
     status = _status()
     for ref in refs:
         for model in _files_of(ref):

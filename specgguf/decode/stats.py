@@ -26,6 +26,8 @@ class Stats:
         draft_n, draft_n_accepted: drafted and accepted tokens.
         drafted_by_position, reached_by_position, accepted_by_position: per position in the draft, from 0. A
             position is reached when all before it were accepted.
+        plain_n, plain_s: tokens and seconds of the rounds that checked no draft, but for those that read a prompt: how
+            fast plain decoding was here, probes of the draft not counted.
         n_from_draft: accepted tokens that were kept (a block may be cut by the end of the text).
         prompt_s, draft_s, verify_s, host_s: seconds reading prompts, drafting, verifying, and outside both.
         draft_lengths: the draft length of each round, the last 4096.
@@ -39,6 +41,8 @@ class Stats:
     n_generated: int = 0
     n_rounds: int = 0
     n_plain: int = 0
+    plain_n: int = 0
+    plain_s: float = 0.0
     n_from_draft: int = 0
     draft_n: int = 0
     draft_n_accepted: int = 0
@@ -70,6 +74,9 @@ class Stats:
         else:
             self.n_replayed += round.n_prefilled
             self.verify_s += round.prefill_s
+            if not round.draft_n:
+                self.plain_n += len(round.tokens)
+                self.plain_s += round.prefill_s + round.verify_s + round.host_s
         self._reading = False
         self.n_from_draft += round.n_from_draft
         self.draft_n += round.draft_n

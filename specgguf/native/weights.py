@@ -13,11 +13,15 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
-from specgguf.errors import BackendError, ConfigError
+from specgguf.errors import BackendError, Cancelled, ConfigError
 from specgguf.models import header, header_check
 
 from . import backend, compat, vocab
 from .rpc.remote import Remote, placement_for
+
+# Told of a file while it is loaded: its path and how much of it is there, 0 to 1. False stops it.
+Progress = Callable[[str, float], bool]
+_watched = threading.local()
 
 MAPPED_ALIGNMENT = 32  # bytes: where ggml takes tensors in a mapped file
 
@@ -37,6 +41,7 @@ class Weights:
     Raises:
         ModelNotFound: no such file.
         BackendError: not a GGUF, truncated, or refused by llama.cpp; WorkerLost: a worker does not answer.
+        Cancelled: `watched` stopped it.
     """
 
     def __init__(
@@ -60,6 +65,7 @@ class Weights:
         own = {k: v for k, v in self.keywords.items() if k != "rpc_servers"}
         spread = bool(self.keywords.get("rpc_servers"))
         placement = placement_for(self.path, self.keywords) if spread else None
+        watcher = _Watcher(self.path)
         try:
             self._llama = compat.Untemplated(
                 self.path,
@@ -67,10 +73,12 @@ class Weights:
                 n_batch=8,
                 n_ubatch=8,
                 verbose=False,
-                native_params=native_params,
+                native_params={**(native_params or {}), **({} if spread else watcher.native_params)},
                 **({"vocab_only": True} if spread else own),
             )
         except (ValueError, RuntimeError) as error:
+            if watcher.stopped:
+                raise Cancelled(f"the loading of {self.path} was stopped") from None
             why = backend.last_log_error() or str(error)
             raise BackendError(f"llama.cpp could not load {self.path}: {why}") from error
         compat.check_loaded(self._llama)
@@ -194,6 +202,35 @@ class Weights:
                 self._remote.close()
         if llama is not None:
             llama.close()
+
+
+@contextlib.contextmanager
+def watched(progress: Progress) -> Iterator[None]:
+    """Inside it, `progress` is told of every file that this thread loads."""
+    before = getattr(_watched, "progress", None)
+    _watched.progress = progress
+    try:
+        yield
+    finally:
+        _watched.progress = before
+
+
+class _Watcher:
+    """Passes on how far the loading of one file is, to who watches."""
+
+    def __init__(self, path: str) -> None:
+        self.stopped = False
+        self._path = path
+        self._progress: Progress | None = getattr(_watched, "progress", None)
+
+    @property
+    def native_params(self) -> dict[str, Any]:
+        """Fields of llama_model_params that let llama.cpp tell; none where nobody watches."""
+        return {"progress_callback": compat.progress_callback(self._is_at)} if self._progress is not None else {}
+
+    def _is_at(self, share: float) -> bool:
+        self.stopped = self._progress is not None and not self._progress(self._path, share)
+        return not self.stopped
 
 
 class _Users:

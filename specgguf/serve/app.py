@@ -26,7 +26,7 @@ from . import answers, http, metrics
 from .answers import Answers
 from .config import ANY_MODEL, ServeConfig
 from .doors import Doors, RequestRecord
-from .protocols import llama_server, openai, responses
+from .protocols import llama_server, openai, responses, vllm
 from .protocols.bodies import BadRequest, read
 from .protocols.reply import Json, Parse
 
@@ -88,9 +88,10 @@ class Service:
             "/health": self._health,
             "/metrics": self._metrics,
             "/props": self._props,
+            "/tokenizer_info": self._tokenizer_info,
         }
         asked: dict[str, Handler] = {
-            "/tokenize": partial(self._small, llama_server.tokenize),
+            "/tokenize": partial(self._small, vllm.tokenize),
             "/detokenize": partial(self._small, llama_server.detokenize),
             "/apply-template": partial(self._small, llama_server.apply_template),
             "/embeddings": _embeddings,
@@ -115,6 +116,9 @@ class Service:
 
     async def _props(self, request: Request) -> Response:
         return JSONResponse(llama_server.props(self.engine, self.config))
+
+    async def _tokenizer_info(self, request: Request) -> Response:
+        return JSONResponse(vllm.tokenizer_info(self.engine))
 
     async def _models(self, request: Request) -> Response:
         names = [name for name in self.config.names if name != ANY_MODEL] or [self.config.name]

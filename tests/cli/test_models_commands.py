@@ -203,7 +203,7 @@ def test_odd_names_are_refused(run: Run, home: Path, tiny_chat: Pair, name: str)
 def test_fit_shows_what_goes_where(run: Run) -> None:
     ran = run("fit", "-p", "gpu-24gb", "--device", "RTX 4090", "--predict")
     assert ran.code == 0
-    assert "target weights   18,429" in ran.out
+    assert "target weights   19,32" in ran.out
     assert "fits; so does a context of up to" in ran.out
     assert "a prediction, nothing was run" in ran.out
     assert "drafting pays when more than" in ran.out
@@ -249,7 +249,7 @@ def test_fit_shows_each_worker_and_what_stays_here(run: Run, tiny_chat: Pair) ->
     spread = [*model, "--rpc", "a,b:5", "--tensor-split", "0,1,1"]
     ran = run("fit", *spread)
     assert ran.code == 0
-    assert re.search(r"a:50052 +1 +\d+ +4,096 +1\.25 ms", ran.out)
+    assert re.search(r"a:50052 +1 +\d+ +4,295 +1\.25 ms", ran.out)
     alone, about = (json.loads(run("fit", *arguments, "--json").out) for arguments in (model, spread))
     assert [(w["worker"], w["layers"], w["fits"]) for w in about["workers"]] == [("a:50052", 1, True), ("b:5", 1, True)]
     assert about["target"]["host_kv"] == 0 < alone["target"]["host_kv"]
@@ -263,8 +263,9 @@ def test_a_worker_that_does_not_answer_is_one_line(run: Run, tiny_chat: Pair) ->
     ran = run("fit", *model, "--rpc", "a,gone:1")
     assert ran.err.splitlines() == ["error: worker gone:1 does not answer: no answer", "  hint: start it"]
     report = json.loads(run("doctor", *model, "--rpc", "a,gone:1", "--no-speed", "--json").out)
-    assert report["machine"]["worker a:50052"] == "4.0 of 8.0 GiB free; a round trip takes 1.25 ms"
-    assert {"text": "worker gone:1 does not answer: no answer", "line": "start it"} in report["warnings"]
+    assert report["machine"]["worker a:50052"] == "4.3 GB of 8.6 GB free; a round trip takes 1.25 ms"
+    said = {warning["text"]: warning["line"] for warning in report["warnings"]}
+    assert said["worker gone:1 does not answer: no answer"] == "start it"
 
 
 @pytest.mark.parametrize("value", ["a:b", "a,a", "", "http://a:1"])
@@ -316,7 +317,7 @@ def test_doctor_measures_the_pair(run: Run, tiny_chat: Pair) -> None:
     assert report["versions"]["llama-cpp-python"]
     assert report["pair"]["rollback"] == {"target": "plain", "draft": "plain"}
     assert all(s > 0 for s in report["pair"]["verify_s"].values())
-    assert ran.code == (1 if report["warnings"] else 0)
+    assert ran.code == int(any(warning["is_fault"] for warning in report["warnings"]))
 
 
 def test_doctor_measures_a_presets_pair(run: Run, home: Path, tiny_chat: Pair) -> None:
@@ -337,7 +338,7 @@ def test_doctor_warns_with_the_line_to_type(run: Run, home: Path, monkeypatch: p
 
 def test_doctor_does_without_a_pair(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     ran = run("doctor")
-    assert ran.code == 1
+    assert ran.code == 0, "a remark is no fault"
     assert "no pair was measured: no preset's models are on this machine" in ran.out
 
 

@@ -154,7 +154,7 @@ def loaded(engine: Echo) -> Loaded:
 
 
 def run() -> None:
-    def open_engine(settings: Settings, status: StatusOutput, *, yes: bool = False) -> Loaded:
+    def open_engine(settings: Settings, status: StatusOutput, *, yes: bool = False, brief: bool = False) -> Loaded:
         return loaded(Echo())
 
     open_pair.open_engine = open_engine

@@ -66,8 +66,14 @@ class FakeEngine:
         self._cache: list[int] = []
         self._words: list[str] = []
 
+    n_batch = 512
+
     def n_ctx(self) -> int:
         return self._n_ctx
+
+    @property
+    def n_tokens(self) -> int:
+        return len(self._cache)
 
     def _ids(self, words: Sequence[str]) -> list[int]:
         ids = []

@@ -39,6 +39,7 @@ class Vocab:
         bias: added to each id's logit (about; it scales with the hidden state), so that generated text is
             mostly printable and sometimes ends.
         eot: the end-of-turn id, or None.
+        model, merges: the tokenizer: "llama" (SentencePiece), or "gpt2" (byte-level BPE) with its merges.
     """
 
     texts: Sequence[bytes]
@@ -46,6 +47,8 @@ class Vocab:
     bias: np.ndarray
     eot: int | None = None
     template: str | None = None
+    model: str = "llama"
+    merges: Sequence[str] = ()
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -106,6 +109,40 @@ def chat() -> Vocab:
     return Vocab(texts, types, np.array(bias), eot=4, template=CHAT_TEMPLATE)
 
 
+BPE_ENDS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+
+
+def byte_level(words: Sequence[str] = (), *, ends: Sequence[str] = BPE_ENDS) -> Vocab:
+    """Byte-level BPE, as GPT-2's: 256 bytes, all merges of `words` (each from the left), then special tokens."""
+    letter = gpt2_letters()
+    texts = [letter[b] for b in range(256)]
+    merges: list[str] = []
+    for word in words:
+        spelled = [letter[b] for b in word.encode()]
+        for n in range(2, len(spelled) + 1):
+            text = "".join(spelled[:n])
+            if text not in texts:
+                merges.append("".join(spelled[: n - 1]) + " " + spelled[n - 1])
+                texts.append(text)
+    types = [NORMAL] * len(texts) + [CONTROL] * len(ends)
+    bias = [2.0 if 97 <= b < 123 or b == 32 else -9.0 for b in range(256)] + [2.0] * (len(texts) - 256)
+    return Vocab(
+        [t.encode() for t in [*texts, *ends]],
+        types,
+        np.array([*bias, *[-2.0] * len(ends)]),
+        eot=len(texts) + len(ends) - 1,
+        model="gpt2",
+        merges=merges,
+    )
+
+
+def gpt2_letters() -> dict[int, str]:
+    """The printable letter that byte-level BPE writes for each byte."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [b for b in range(256) if b not in printable]
+    return {b: chr(b) for b in printable} | {b: chr(256 + i) for i, b in enumerate(others)}
+
+
 @dataclass(frozen=True)
 class Shape:
     """Sizes of the network; every row length is a multiple of 32, so that the file can be requantised."""
@@ -157,7 +194,10 @@ def _header(path: Path, arch: str, shape: Shape, vocab: Vocab, kv_heads: Sequenc
     w.add_layer_norm_rms_eps(1e-5)
     w.add_vocab_size(len(vocab))
     w.add_file_type(0)
-    w.add_tokenizer_model("llama")
+    w.add_tokenizer_model(vocab.model)
+    if vocab.model == "gpt2":
+        w.add_tokenizer_pre("gpt-2")
+        w.add_token_merges(list(vocab.merges))
     w.add_token_list(list(vocab.texts))
     w.add_token_scores([-float(i) for i in range(len(vocab))])
     w.add_token_types(list(vocab.types))
