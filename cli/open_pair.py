@@ -10,17 +10,17 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from specgguf.cli import exits, keyboard
+from specgguf.cli import exits, keyboard, parallel
 from specgguf.cli.pairing import ChosenPair, pick
 from specgguf.cli.settings import Settings
 from specgguf.cli.terminal import console
 from specgguf.cli.terminal.status import StatusOutput
 
-from specgguf.errors import Cancelled, SpecggufError, Unsupported
+from specgguf.errors import Cancelled, Unsupported
 
 if TYPE_CHECKING:
     from specgguf import SpeculativeLlama
@@ -52,18 +52,24 @@ class Loaded:
     pair: ChosenPair | None = None
 
 
-def open_engine(settings: Settings, status: StatusOutput, *, yes: bool = False, brief: bool = False) -> Loaded:
+def open_engine(
+    settings: Settings, status: StatusOutput, *, yes: bool = False, brief: bool = False, n_parallel_max: int = 1
+) -> Loaded:
     """Choose, download and load the pair, and say what happens meanwhile.
 
     Args:
         yes: download without asking.
         brief: do not say which pair was chosen, and why.
+        n_parallel_max: the most texts at once that are provided for where the settings do not say; 1: one alone,
+            whatever they say.
 
     Raises:
         SpecggufError: whatever stands in the way, in one line.
     """
     pair = pick(settings, status, yes=yes)
     settings.sampling()  # a preset's values are in: out of range is said before loading
+    together = parallel.keywords(settings, pair, n_parallel_max) if n_parallel_max > 1 else {}
+    pair = replace(pair, keywords={**pair.keywords, **together})
     loaded = load(pair, settings, status)
     if pair.why and not brief:
         status.say(pair.why)
@@ -149,32 +155,9 @@ def keywords(settings: Settings, pair: ChosenPair) -> dict[str, Any]:
     names = ["trace", "draft_vocab", *KEYWORDS, *(f"draft_{name}" for name in KEYWORDS[2:])]
     chosen = {name: settings[name] for name in names if settings[name] is not None}
     if chosen["n_ctx"] == 0:
-        chosen["n_ctx"] = largest_n_ctx(settings, pair)
+        chosen["n_ctx"] = parallel.largest_n_ctx(settings, pair)
     follow = {f"{side}n_threads_batch": chosen.get(f"{side}n_threads") for side in ("", "draft_")}  # prompts, too
     return {**{name: n for name, n in follow.items() if n is not None}, **pair.keywords, **chosen}
-
-
-def largest_n_ctx(settings: Settings, pair: ChosenPair) -> int:
-    """The longest context with which the pair fits into this machine's free memory.
-
-    Raises:
-        SpecggufError: it fits with none.
-    """
-    from specgguf.fit import search
-    from specgguf.fit.footprint import LoadParams
-    from specgguf.fit.hardware import this_machine
-    from specgguf.models import remote_header
-
-    def plan(path: Path, prefix: str) -> LoadParams:
-        names = ("n_gpu_layers", "flash_attn", "type_k", "type_v")
-        given = {n: settings[prefix + n] for n in names if settings[prefix + n] is not None}
-        return LoadParams(remote_header.read(str(path)).hparams, **given)
-
-    draft = plan(pair.draft_model, "draft_") if isinstance(pair.draft_model, Path) else None
-    n_ctx = search.largest_n_ctx(search.Plan(this_machine(), plan(pair.model, ""), draft))
-    if not n_ctx:
-        raise SpecggufError("this pair does not fit into the free memory", hint="specgguf fit shows what would")
-    return n_ctx
 
 
 def _load(pair: ChosenPair, settings: Settings) -> SpeculativeLlama:

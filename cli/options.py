@@ -171,6 +171,14 @@ SETTINGS: tuple[Setting, ...] = (
         "trace", ("--trace",), "text", None, "Drafting", "SPECGGUF_TRACE",
         "Append every decision about drafting to FILE, as JSON lines.", "FILE",
     ),
+    Setting(
+        "n_parallel", ("--n-parallel", "--parallel"), "whole", None, "Together", "SPECGGUF_N_PARALLEL",
+        "Texts at once, in shared passes; else what fits.", "N",
+    ),
+    Setting(
+        "cache_tokens", ("--cache-tokens",), "whole", None, "Together", "SPECGGUF_CACHE_TOKENS",
+        "Tokens that the caches hold for all together; else --n-ctx each.", "N",
+    ),
     *_hardware("", "", "."),
     *_hardware("draft_", "draft-", ", draft model."),
     Setting(

@@ -13,15 +13,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .config import DRAFT_MAX_LIMIT, DraftConfig, did_you_mean, kv_type, require_whole
+from .control.calibration import ROWS_MAX
 from .control.trace import Trace
 from .decode.vocab_map import VocabMap
 from .engine import Engine
 from .errors import ConfigError, SpecggufError, Unsupported
+from .models import slim
 from .native import backend, compat
-from .native.context import Model
+from .native.context import Context, Model
 from .native.mapped import pair
+from .native.mapped.slimmed import open_draft
 from .native.rpc import wire
+from .native.sequence import Sequence
 from .native.weights import Weights
+from .turns.caches import CELLS_BESIDE
 
 INSTALL_LINES = (
     'CUDA: CMAKE_ARGS="-DGGML_CUDA=on" pip install --force-reinstall --no-cache-dir llama-cpp-python; '
@@ -36,8 +41,36 @@ REFUSED = {
     "chat_handler": "specgguf renders the model's own template; name a format with chat_format",
     "tokenizer": "specgguf uses the tokenizer in the file",
 }
+N_PARALLEL_MAX = 64
 OURS = ("rpc_servers",)  # which llama-cpp-python swallows
 IGNORED = ("logits_all", "verbose")  # rows are computed where they are needed; native logs are kept off stderr
+
+
+@dataclass(frozen=True)
+class Places:
+    """For how many generations at once contexts are made.
+
+    Attributes:
+        n_parallel: generations.
+        cache_tokens: that the caches hold for all of them together; None: the context length for each.
+    """
+
+    n_parallel: int = 1
+    cache_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        require_whole("n_parallel", self.n_parallel, 1, N_PARALLEL_MAX)
+        if self.cache_tokens is not None:
+            require_whole("cache_tokens", self.cache_tokens, 2, 2**31 - 1)
+            if self.n_parallel == 1:
+                raise ConfigError("cache_tokens is for n_parallel above 1", hint="n_ctx sets the length of a context")
+
+    def keywords(self, n_ctx: int) -> dict[str, Any]:
+        """Of `native.context.Context`, for sequences of `n_ctx` tokens."""
+        if self.n_parallel == 1:
+            return {}
+        n_cells = self.cache_tokens or self.n_parallel * (n_ctx + CELLS_BESIDE)
+        return {"n_seq_max": self.n_parallel, "n_cells": max(n_cells, 2)}
 
 
 @dataclass
@@ -73,6 +106,7 @@ def open_pair(
     config: DraftConfig,
     *,
     strict: bool = False,
+    places: Places = Places(),
     keywords: Mapping[str, Any],
     trace: Trace | None = None,
 ) -> LoadedPair:
@@ -82,6 +116,7 @@ def open_pair(
         model_path, draft_model_path: files; the draft may be "ngram".
         config: drafting defaults.
         strict: pad single tokens to two, see `native.context.Context`.
+        places: for how many generations at once.
         keywords: of `llama_cpp.Llama`, for the target and with `draft_` for the draft; and `rpc_servers`.
 
     Raises:
@@ -94,25 +129,28 @@ def open_pair(
     weights, target, draft_weights, draft, found = None, None, None, None, None
     try:
         weights = Weights(model_path, _load_keys(target_keys, warnings, "n_gpu_layers"))
+        if slim.SOURCE in weights.metadata:
+            raise Unsupported(f"{model_path} is a slimmed draft: it cannot answer by itself", hint="-d takes it")
         if draft_model_path not in (None, "ngram"):
             assert draft_model_path is not None
             load_keys = _load_keys(draft_keys, warnings, "draft_n_gpu_layers")
             if os.path.realpath(draft_model_path) == os.path.realpath(model_path) and load_keys == weights.keywords:
                 draft_weights = weights
             else:
-                draft_weights = Weights(draft_model_path, load_keys)
+                draft_weights = open_draft(draft_model_path, load_keys)
                 found = pair.vocab_map(weights, draft_weights, draft_vocab=config.vocab)
-                if found is not None:
+                if found is not None and found.share < 1.0:
                     warnings.append(_told(found, draft_model_path))
         pad_to = 2 if strict else 1
-        target = _model(weights, target_keys, pad_to, n_rs_seq=config.draft_max if draft_model_path else 0)
+        n_rs_seq = config.draft_max if draft_model_path else 0
+        target = _model(weights, target_keys, places, pad_to, n_rs_seq=n_rs_seq)
         if draft_weights is not None:
-            draft = _model(draft_weights, {"n_ctx": target.n_ctx, **draft_keys}, pad_to)
+            draft = _model(draft_weights, {"n_ctx": target.n_ctx, **draft_keys}, places, pad_to)
         engine = Engine(target, draft or draft_model_path, config, vocab_map=found, trace=trace)
     except BaseException:
         for part in (draft, target, draft_weights, weights):
             if part is not None:
-                part.close()
+                (part if isinstance(part, Weights) else part.context).close()
         raise
     if engine.off_reason and draft_model_path is not None:
         warnings.append(f"drafting is off: {engine.off_reason}")
@@ -193,15 +231,15 @@ def _load_keys(keys: Mapping[str, Any], warnings: list[str], name: str) -> dict[
     return keys
 
 
-def _model(weights: Weights, keys: Mapping[str, Any], pad_to: int, n_rs_seq: int = 0) -> Model:
+def _model(weights: Weights, keys: Mapping[str, Any], places: Places, pad_to: int, n_rs_seq: int = 0) -> Sequence:
+    own = {key: keys[key] for key in CONTEXT_KEYS if key in keys and keys[key] is not None}
+    settings = {"n_outputs_max": DRAFT_MAX_LIMIT + 1, "pad_to": pad_to, "n_rs_seq": n_rs_seq, **own}
     try:
-        return Model(
-            weights,
-            n_outputs_max=DRAFT_MAX_LIMIT + 1,
-            pad_to=pad_to,
-            n_rs_seq=n_rs_seq,
-            **{key: keys[key] for key in CONTEXT_KEYS if key in keys and keys[key] is not None},
-        )
+        if places.n_parallel == 1:
+            return Model(weights, **settings)
+        settings["n_ctx"] = own.get("n_ctx") or weights.n_ctx_train
+        settings["n_outputs_max"] = min(places.n_parallel * (DRAFT_MAX_LIMIT + 1), max(ROWS_MAX, places.n_parallel))
+        return Context(weights, **settings, **places.keywords(settings["n_ctx"])).sequences[0]
     except SpecggufError as error:
         error.hint = error.hint or "a smaller --n-ctx, fewer GPU layers, or a smaller KV cache (--type-k q8_0)"
         raise

@@ -20,12 +20,12 @@ import specgguf
 ROOT = Path(__file__).resolve().parent.parent
 
 ORDER = """
-errors config presets models decode native fit control grammar text turns engine scoring loading llama_names
-calls api vllm llm_plugin serve batch bench cli
+errors config presets models decode native fit control grammar text turns engine scoring batched loading
+llama_names calls api vllm llm_plugin serve batch bench cli
 """.split()
-CLI_ORDER = (
-    "terminal exits options click_options interrupts keyboard settings pairing open_pair chat commands main".split()
-)
+CLI_ORDER = """
+terminal exits options click_options interrupts keyboard settings pairing parallel open_pair chat commands main
+""".split()
 FILES_MAX = 10  # of a folder, beside __init__
 LINES_MAX = 300
 

@@ -23,6 +23,7 @@ from specgguf.decode.drafters import ModelDrafter, Proposal
 from specgguf.decode.generation import generate
 from specgguf.decode.records import Round
 from specgguf.decode.sampling import Rng, Transform
+from specgguf.native import sequence as native
 from specgguf.native.context import Model
 from specgguf.native.weights import Weights
 
@@ -174,7 +175,7 @@ def gap(row: np.ndarray) -> float:
     return float(best[1] - best[0])
 
 
-def gaps(model: Model, prompt: Sequence[int], tokens: Sequence[int], width: int) -> np.ndarray:
+def gaps(model: native.Sequence, prompt: Sequence[int], tokens: Sequence[int], width: int) -> np.ndarray:
     """The gap before each of `tokens`, fed to the model `width` at a time."""
     fed = [*prompt[-1:], *tokens[:-1]]
     model.clear()

@@ -36,7 +36,7 @@ PRESET_ALONE = {
     "n_batch", "n_ubatch", "draft_first",
 }  # fmt: skip
 # Other names of one flag: llama.cpp's short forms.
-SHORT = {"-m", "-d", "-p", "-c", "-t", "-ngl", "-s", "--draft-ngl", "--temp", "--rpc", "--draft-rpc"}
+SHORT = {"--parallel", "-m", "-d", "-p", "-c", "-t", "-ngl", "-s", "--draft-ngl", "--temp", "--rpc", "--draft-rpc"}
 # A hardware keyword that llama-cpp-python lacks.
 OUR_HARDWARE = {"rpc_servers"}
 
@@ -66,7 +66,7 @@ def test_the_keyword_is_the_name(setting: Setting) -> None:
 @by_setting
 def test_the_preset_field_is_the_name(setting: Setting) -> None:
     """Or it is one that a preset does not carry."""
-    not_carried = {*PROGRAM, "draft", "trace", "max_tokens", "seed"}
+    not_carried = {*PROGRAM, "draft", "trace", "max_tokens", "seed", "n_parallel", "cache_tokens"}
     not_carried |= {"draft_n_ctx", "draft_n_gpu_layers", "draft_n_threads", "draft_flash_attn"}
     known = {f.name for f in fields(Preset)} | {f.name for f in fields(SamplingParams)}
     assert setting.name in known | not_carried

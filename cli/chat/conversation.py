@@ -155,11 +155,11 @@ class Conversation(Thread):
                 return prompt
         overflow = self.settings["overflow"]
         if overflow == "compact":
-            n_sum = summary_tokens(self.loaded.engine.n_ctx())
-            n, n_turns = fit(self.sent(), self.count, self._budget - n_sum)
-            turns = f"the oldest {n_turns} turns" if n_turns > 1 else "the oldest turn"
-            if n and self.agreed(f"context full: let the model sum {turns} up?"):
-                self._sum_up(n, interrupts)
+            with contextlib.suppress(ContextFull):  # nothing fits beside a summary: turns are dropped
+                n, n_turns = fit(self.sent(), self.count, self._budget - summary_tokens(self.loaded.engine.n_ctx()))
+                turns = f"the oldest {n_turns} turns" if n_turns > 1 else "the oldest turn"
+                if n and self.agreed(f"context full: let the model sum {turns} up?"):
+                    self._sum_up(n, interrupts)
         n, n_turns = fit(self.sent(), self.count, self._budget, overflow="stop" if overflow == "stop" else "drop")
         if n:
             self.window = self.window.without(n)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from specgguf.cli import exits, open_pair
+from specgguf.cli import exits, open_pair, parallel
 from specgguf.cli.click_options import GroupedCommand, SectionOption, options
 from specgguf.cli.interrupts import Interrupts
 from specgguf.cli.open_pair import Loaded
@@ -34,6 +34,8 @@ SECTION = "Batch"
 STDIN = "-"
 NAMED_MAX = 3  # failures, or models, that one line names
 
+PARALLEL_MAX = 8  # requests at once, unless --parallel says
+
 
 def _option(*names: str, **keywords: Any) -> Callable[[F], F]:
     return click.option(*names, cls=SectionOption, section=SECTION, **keywords)
@@ -42,17 +44,15 @@ def _option(*names: str, **keywords: Any) -> Callable[[F], F]:
 @click.command(cls=GroupedCommand)
 @click.argument("source", metavar="IN.jsonl")
 @_option("-o", "--output", "target", required=True, metavar="OUT.jsonl", help="Rows are added here as they come.")
-@_option("--parallel", "n_parallel", type=click.IntRange(1), metavar="N", help="Requests that run together.")
 @_option("--retry-failed", is_flag=True, help="Ask again what failed: its rows are taken out first.")
 @_option("--lenient", is_flag=True, help="Ignore fields that are unknown instead of refusing them.")
 @_option("--quiet", "-q", is_flag=True, help="Nothing on stderr but warnings and errors.")
 @options("Models")
 @click.option("--yes", "-y", is_flag=True, cls=SectionOption, section="Models", help="Download without asking.")
-@options("Drafting", "Sampling", "Hardware")
+@options("Together", "Drafting", "Sampling", "Hardware")
 def batch(
     source: str,
     target: str,
-    n_parallel: int | None,
     retry_failed: bool,
     lenient: bool,
     quiet: bool,
@@ -70,6 +70,7 @@ def batch(
     """
     settings = gather(flags)
     settings.sampling()
+    parallel.check(settings)
     status = StatusOutput(console.style_for(sys.stderr, settings["color"]), quiet=quiet)
     requests = read_input(source, target)
     with open_output(target, requests, source, retry_failed=retry_failed) as output:
@@ -81,7 +82,7 @@ def batch(
             return exits.FAILED if output.failed else exits.OK
         if n_before:
             status.say(f"{n_before} of {len(requests)} requests have their rows already")
-        loaded = open_pair.open_engine(settings, status, yes=yes)
+        loaded = open_pair.open_engine(settings, status, yes=yes, n_parallel_max=PARALLEL_MAX)
         with contextlib.closing(loaded.engine):
             config = configure(loaded, settings, lenient=lenient)
             named = sorted({r.model for r in requests} - {"", *config.names})
@@ -90,7 +91,7 @@ def batch(
                     ", …" if len(named) > NAMED_MAX else ""
                 )
                 status.say(f"requests name the model {shown}: {config.name} answers them")
-            ended = _run(loaded, config, requests, output, n_parallel or 1, status)
+            ended = _run(loaded, config, requests, output, status)
         if not ended:
             done = f"{len(output.done)} of {len(requests)} requests have their rows in {target}"
             status.tell(f"stopped: {done}; the same command goes on")
@@ -140,13 +141,12 @@ def _run(
     config: ServeConfig,
     requests: list[Request],
     output: OutputFile,
-    n_parallel: int,
     status: StatusOutput,
 ) -> bool:
     """Answer what is left; whether it came to the end."""
     from specgguf.batch.runner import Batch
 
-    batch = Batch(loaded.engine, config, requests, output, n_parallel=n_parallel)
+    batch = Batch(loaded.engine, config, requests, output, n_parallel=loaded.engine.n_parallel)
     started = time.monotonic()
     try:
         with Interrupts(batch.stop):

@@ -156,7 +156,7 @@ def chat(
         for path in files:
             chat.attach(Path(path).expanduser())
         if busy:
-            status.say(f"{busy}: answers come slower than they could")
+            status.say(f"{busy}: answers will be slow")
         return loop.run(chat, keyboard, session) if text is None else oneshot.run(chat, text)
 
 

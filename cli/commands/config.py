@@ -85,11 +85,15 @@ def _known(name: str) -> str:
 def _write(changes: Mapping[str, Any]) -> None:
     """Change config.toml, and say what it holds now. What is out of range is refused first."""
     path = settings_module.config_file()
+    before = settings_module.read_config(path)
     values = {name: settings_module.Value(value, str(path)) for name, value in changes.items() if value is not None}
     settings_module.Settings(values).sampling()
     settings_module.write_config(path, changes)
     for name, value in changes.items():
-        click.echo(f"{name} is no longer set in {path}" if value is None else f"{name} = {_toml(value)} in {path}")
+        if value is not None:
+            click.echo(f"{name} = {_toml(value)} in {path}")
+        elif name in before:
+            click.echo(f"{name} is no longer set in {path}")
     for name in changes:
         if variable := os.environ.get(BY_NAME[name].env):
             click.echo(f"warning: {BY_NAME[name].env}={variable} is set, and wins over the file", err=True)

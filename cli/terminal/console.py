@@ -19,6 +19,8 @@ from typing import TextIO
 # around, so that it reads otherwise than it is.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
+_STYLES = re.compile("\x1b\\[[0-9;]*m")
+
 
 @dataclass(frozen=True)
 class Style:
@@ -112,7 +114,7 @@ def folded(text: str, width: int) -> str:
     """`text` with long lines broken as by `rows`; indented lines, which are meant as they are, stay whole."""
     lines = []
     for line in text.split("\n"):
-        whole = len(line) <= width or line[:1].isspace()
+        whole = len(_STYLES.sub("", line)) <= width or line[:1].isspace()
         lines += [line] if whole else rows(line, width)
     return "\n".join(lines)
 

@@ -17,6 +17,7 @@ from specgguf.cli.terminal.console import Style
 LINE, BELOW = "line", "below"
 # One line further down with the column kept, which scrolls at the bottom; save the cursor; bring it back.
 INDEX, SAVE, RESTORE = "\x1bD", "\x1b7", "\x1b8"
+UNWRAPPED, WRAPPED = "\x1b[?7l", "\x1b[?7h"  # a line that is longer after all must not scroll the screen
 ERASE_BELOW = "\x1b[J"
 
 
@@ -73,7 +74,8 @@ class StatusOutput:
                 return
             free = f"{INDEX * n}\x1b[{n}A" if n else ""
             rows = "\x1b[K".join(f"\x1b[B\r{line}" for line in lines)
-            self._write(f"{free}{SAVE}{rows}{ERASE_BELOW}{RESTORE}" if n else ERASE_BELOW)
+            drawn = f"{free}{SAVE}{UNWRAPPED}{rows}{ERASE_BELOW}{WRAPPED}{RESTORE}"
+            self._write(drawn if n else ERASE_BELOW)
             self._transient = BELOW if n else ""
 
     def ring(self, title: str = "") -> None:

@@ -192,10 +192,10 @@ def others_keep_busy() -> str:
     except OSError:
         return ""
     load, running = float(said[0]), int(said[3].partition("/")[0])
-    n = n_cores()
+    n = os.cpu_count() or 1  # the load is all cores', whichever of them this process may use
     if load < BUSY_SHARE * n or running < 2:
         return ""
-    return f"other programs keep about {min(load, n):.1f} of {n} cores busy"
+    return f"other programs keep {min(load, n):.1f} of {n} cores busy"
 
 
 def n_cores() -> int:

@@ -32,7 +32,7 @@ SYMBOLS = (
     "llama_model_load_from_file llama_model_free llama_model_default_params llama_context_default_params "
     "llama_vocab_type llama_vocab_n_tokens llama_vocab_bos llama_vocab_eos llama_vocab_get_add_bos "
     "llama_vocab_get_add_eos llama_vocab_get_text llama_vocab_is_eog llama_vocab_fim_pre llama_vocab_fim_suf "
-    "llama_vocab_fim_mid llama_vocab_eot llama_token_to_piece llama_vocab_get_attr "
+    "llama_vocab_fim_mid llama_vocab_eot llama_tokenize llama_token llama_token_to_piece llama_vocab_get_attr "
     "LLAMA_TOKEN_ATTR_CONTROL LLAMA_TOKEN_ATTR_UNKNOWN LLAMA_TOKEN_ATTR_USER_DEFINED LLAMA_TOKEN_ATTR_BYTE"
 ).split()
 

@@ -4,8 +4,7 @@
 it ends, every sequence holds a prefix of what it would have held. `Model` is a context with one sequence. It decodes
 and hands out rows of logits; it knows nothing of drafting, sampling, text or requests.
 
-Single tokens can be padded to two (`pad_to=2`): on CPU with F32, F16, Q8_0, Q4_0 and Q4_1 weights rows of every batch
-size are then bit-identical.
+With `pad_to=2` rows of every batch size are bit-identical on CPU with F32, F16, Q8_0, Q4_0 and Q4_1 weights.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class Context:
     Attributes:
         sequences: all of them; at first idle and empty.
         pool: who may have how many cells.
-        n_ctx: the most tokens it can hold, those of all sequences together.
+        n_ctx: the most tokens that a sequence can hold. What all hold together is the pool's to know.
         settings: the context's parameters as asked for.
         decode_s: seconds spent inside llama.cpp so far.
 
@@ -40,6 +39,7 @@ class Context:
         weights: the loaded file.
         n_ctx, n_batch, n_ubatch: as in `llama_cpp.Llama`; n_ctx 0 takes the model's own length.
         n_seq_max: how many sequences it has.
+        n_cells: how many tokens they can hold together; None takes n_ctx.
         n_outputs_max: the most rows of logits in a forward pass; each takes a vocabulary of floats.
         n_rs_seq: ask for native rollback of so many tokens, where the architecture has it. Not for a draft model:
             it decodes single tokens, which that rollback cannot reach back over.
@@ -56,6 +56,7 @@ class Context:
         n_batch: int = 512,
         n_ubatch: int = 512,
         n_seq_max: int = 1,
+        n_cells: int | None = None,
         n_outputs_max: int = 8,
         n_rs_seq: int = 0,
         pad_to: int = 1,
@@ -64,13 +65,12 @@ class Context:
         type_v: int | None = None,
     ) -> None:
         self.weights = weights
-        n_ctx = n_ctx or int(weights.metadata.get(f"{weights.architecture}.context_length", 4096))
+        n_ctx = n_ctx or weights.n_ctx_train
         if n_ctx < 2:  # a token to read and one to write; llama.cpp ends the process at two in a context of one
             raise ConfigError(f"n_ctx must be 0 or at least 2, not {n_ctx}")
-        n_batch = max(min(n_batch, n_ctx), n_outputs_max, 2)
         self.settings = {
-            "n_ctx": n_ctx,
-            "n_batch": n_batch,
+            "n_ctx": n_cells or n_ctx,
+            "n_batch": (n_batch := max(min(n_batch, n_ctx), n_outputs_max, 2)),
             "n_ubatch": max(min(n_ubatch, n_batch), n_outputs_max, 2),
             "n_outputs_max": max(n_outputs_max, 2),
             "n_rs_seq": n_rs_seq,
@@ -78,11 +78,10 @@ class Context:
             "type_k": type_k,
             "type_v": type_v,
         }
-        if n_seq_max > 1:
-            # One pool of cells for all: a ragged batch is one graph, and a prefix can be shared.
+        if n_seq_max > 1:  # one pool of cells for all: a ragged batch is one graph, and a prefix can be shared
             self.settings.update(n_seq_max=n_seq_max, kv_unified=True)
         self.abort = backend.AbortFlag()
-        self._batch = backend.Batch(n_batch)
+        self._batch = weights.batch(n_batch)
         self.handle: backend.Context | None = None
         self.sequences: list[Sequence] = []
         try:
@@ -94,16 +93,15 @@ class Context:
             self.close()
             raise
         self.cancelled = self._reading = False
-        self.n_vocab = weights.n_vocab
+        self.n_vocab = weights.n_columns
         self.n_batch, self.n_outputs_max = n_batch, n_outputs_max
-        limits = backend.limits(self.handle)
-        self._n_ubatch = limits.n_ubatch
-        plain = make(0).name == "plain"
-        self.pad_to = pad_to if plain else 1
-        self._equal = not plain
-        self.n_ctx = min(n_ctx, limits.n_ctx - (self.pad_to - 1))
+        self._n_ubatch = (limits := backend.limits(self.handle)).n_ubatch
+        self._equal = make(0).name != "plain"
+        self.pad_to = 1 if self._equal else pad_to
+        n_usable = min(n_cells or n_ctx, limits.n_ctx - (self.pad_to - 1))
+        self.n_ctx = min(n_ctx, n_usable)
         self.sequences = [Sequence(self, id, make(id)) for id in range(n_seq_max)]
-        self.pool = Pool(self.sequences, self.n_ctx)
+        self.pool = Pool(self.sequences, n_usable)
         self.decode_s = 0.0
 
     def decode(self, parts: abc.Sequence[Part]) -> list[backend.Logits]:
@@ -148,6 +146,8 @@ class Context:
         for at, one in enumerate(passes):
             if at and self.cancelled:
                 raise Cancelled(_STOPPED)
+            for part in (part for _, part in one if at < len(passes) - 1):
+                part.sequence.rollback.others_follow(len(part.sequence.tokens))
             rows = self._pass([part for _, part in one])
             for (index, part), its in zip(one, rows, strict=True):
                 if part.n_outputs:

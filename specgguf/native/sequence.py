@@ -45,15 +45,30 @@ class Part(NamedTuple):
 
 
 class Owner(Protocol):
-    """What a sequence needs of its context."""
+    """A sequence's context, see `context.Context`."""
 
     weights: Weights
     handle: Any
     n_ctx: int
+    n_batch: int
+    n_outputs_max: int
     pad_to: int
+    decode_s: float
+    settings: dict[str, Any]
+    sequences: list[Sequence]
+    pool: Any  # of `pool.Pool`, which is made of sequences
 
     def decode(self, parts: abc.Sequence[Part]) -> list[backend.Logits]:
         """See `context.Context.decode`."""
+
+    def cancel(self) -> None:
+        """Stop reading a prompt."""
+
+    def resume(self) -> None:
+        """Take `cancel` back."""
+
+    def close(self) -> None:
+        """Free it."""
 
 
 class Sequence:

@@ -111,6 +111,14 @@ def pieces(vocab: Any) -> list[bytes]:
     return found
 
 
+def tokenize(vocab: Any, text: bytes, *, add_bos: bool, special: bool) -> list[int]:
+    """Token ids of `text`; `special` reads special tokens' texts as those tokens."""
+    size = len(text) + 2
+    ids = (llama_cpp.llama_token * size)()
+    n = int(llama_cpp.llama_tokenize(vocab, text, len(text), ids, size, add_bos, special))
+    return list(ids[: max(n, 0)])
+
+
 # --- compatibility ----------------------------------------------------------------------------------------
 
 

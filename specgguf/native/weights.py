@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -30,7 +30,8 @@ class Weights:
     """A GGUF file loaded by `llama_cpp.Llama`, which also tokenizes and carries the metadata.
 
     With `rpc_servers` among the keywords its layers lie on workers too: then it is loaded in a process of its own, and
-    here only for its vocabulary (see `rpc`).
+    here only for its vocabulary (see `rpc`). `n_vocab` and `eog` are of the ids that it reads; a row of logits has
+    `n_columns`, and `columns` names the id of each where that is not its place.
 
     Args:
         path: the file.
@@ -87,7 +88,8 @@ class Weights:
             self.close()
             why = backend.last_log_error() or "not a LoRA of this model"
             raise BackendError(f"llama.cpp could not load the LoRA {self.keywords['lora_path']}: {why}")
-        self.n_vocab = vocab.vocab_size(self.vocab)
+        self.n_vocab = self.n_columns = vocab.vocab_size(self.vocab)
+        self.columns: Sequence[int] | None = None
         self.eog = vocab.eog_tokens(self.vocab)
         self.fim = vocab.fim_tokens(self.vocab)
         self.bos, self.eos, self.nl = (int(getattr(self.llama, f"token_{name}")()) for name in ("bos", "eos", "nl"))
@@ -103,6 +105,11 @@ class Weights:
     def placement(self) -> str:
         """Which layers lie where, in words; "" where all are here."""
         return str(self._remote.placement) if self._remote is not None else ""
+
+    @property
+    def n_ctx_train(self) -> int:
+        """The context length that the model was made for; 4096 where the file does not say."""
+        return int(self.metadata.get(f"{self.architecture}.context_length", 4096))
 
     @property
     def llama(self) -> Any:
@@ -166,6 +173,9 @@ class Weights:
             yield self
         finally:
             self._users.leave()
+
+    def batch(self, n_tokens: int) -> backend.Batch:
+        return backend.Batch(n_tokens)
 
     def tokenize(self, text: bytes, *, add_bos: bool = True, special: bool = False) -> list[int]:
         """Token ids of `text`; `special` reads special tokens' texts as those tokens."""

@@ -140,9 +140,7 @@ class Service:
         return JSONResponse({"status": "ok", "requests_waiting": waiting})
 
     async def _metrics(self, request: Request) -> Response:
-        text = self.metrics.text(
-            self.engine.stats, n_waiting=self.worker.n_waiting, n_running=int(self.worker.running is not None)
-        )
+        text = self.metrics.text(self.engine.stats, n_waiting=self.worker.n_waiting, n_running=len(self.worker.running))
         return Response(text, headers={"content-type": metrics.CONTENT_TYPE})
 
     def _observe(self, record: RequestRecord) -> None:

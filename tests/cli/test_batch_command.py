@@ -39,7 +39,10 @@ def run(home: Path, monkeypatch: pytest.MonkeyPatch, engine: Echo) -> Any:
     """run(*arguments, stdin=b"") -> Ran: the command in the test's own folder."""
     monkeypatch.chdir(home)
 
-    def open_engine(settings: Settings, status: StatusOutput, *, yes: bool = False) -> open_pair.Loaded:
+    def open_engine(
+        settings: Settings, status: StatusOutput, *, yes: bool = False, n_parallel_max: int = 1
+    ) -> open_pair.Loaded:
+        engine.n_parallel = settings["n_parallel"] or 1
         return loaded(engine)
 
     monkeypatch.setattr(open_pair, "open_engine", open_engine)
@@ -130,7 +133,7 @@ def test_quiet_says_nothing(run: Any, home: Path) -> None:
         (["empty.jsonl", "-o", "out.jsonl"], "error: empty.jsonl holds no request\n", exits.USAGE),
         (["in.jsonl", "-o", "notes.txt"], "error: notes.txt, line 1, is no row of a batch\n", exits.USAGE),
         (["in.jsonl", "-o", "other.jsonl"], "error: other.jsonl belongs to another input: ", exits.USAGE),
-        (["in.jsonl", "-o", "out.jsonl", "--parallel", "0"], "0 is not in the range", exits.USAGE),
+        (["in.jsonl", "-o", "out.jsonl", "--parallel", "0"], "n_parallel must be ", exits.USAGE),
         (["in.jsonl", "-o", "out.jsonl", "--temperature", "-1"], "temperature must be 0 or more", exits.USAGE),
     ],
 )

@@ -118,11 +118,12 @@ class Screenful:
         self.rows: list[list[str]] = [[]]
         self.row = self.column = 0
         self.saved = (0, 0)
+        self.wraps = True
 
     def write(self, text: str) -> int:
         import re
 
-        for part in re.findall("\x1b\\[[0-9]*[A-Za-z]|\x1b.|[\\s\\S]", text):
+        for part in re.findall("\x1b\\[[?0-9]*[A-Za-z]|\x1b.|[\\s\\S]", text):
             self.take(part)
         return len(text)
 
@@ -137,6 +138,8 @@ class Screenful:
             self.saved = (self.row, self.column)
         elif part == "\x1b8":
             self.row, self.column = self.saved
+        elif part.startswith("\x1b[?7"):
+            self.wraps = part.endswith("h")
         elif part == "\x1b[B":
             self.row += 1
         elif part.startswith("\x1b[") and part.endswith("A"):
@@ -176,6 +179,7 @@ def test_lines_stand_below_the_text_and_leave_it_alone() -> None:
         sink.span(Span("One", False))
         with status.lock:
             assert screen.text() == "One\nfirst\nsecond"
+            assert screen.wraps
         sink.span(Span(" two\nthree", True))
         with status.lock:
             assert screen.text() == "One two\nthree\nfirst\nsecond"

@@ -66,6 +66,43 @@ def test_forty_turns_in_a_context_of_2k(home: object, engine: SpeculativeLlama, 
     assert len(set(texts)) > 1
 
 
+def test_forty_turns_with_summaries(home: object, engine: SpeculativeLlama) -> None:
+    """Every prompt fits; what is sent after a summary is the summary and the turns since. This model's text may take
+    three times the tokens when it is read again: such a summary is dropped like any other turn."""
+    conversation, err = talk_over(engine, overflow="compact")
+    asked: list[str] = []
+
+    def agreed(question: str) -> bool:
+        asked.append(question)
+        return True
+
+    conversation.agreed = agreed
+    n_summed = 0
+    for n in range(40):
+        send(conversation, f"Question number {n}: what is {n} times {n}, and why is that so?")
+        assert engine.last_stats.n_prompt < N_CTX
+        assert conversation.n_turns == n + 1
+        if conversation.window.summary:
+            n_summed += 1
+            sent = conversation.sent()
+            assert sent[1]["content"] == conversation.window.summary
+            assert sent[2:] == conversation.messages[conversation.window.n_hidden :]
+    assert len(asked) >= 2
+    assert n_summed > 5
+    assert err.getvalue().count("summed up (/compact undo takes it back)") == len(asked)
+
+
+def test_a_question_that_leaves_nothing_for_a_summary_drops_turns(home: object, engine: SpeculativeLlama) -> None:
+    conversation, err = talk_over(engine, overflow="compact")
+    send(conversation, "Short.")
+    budget = conversation._budget
+    question = "x" * 64
+    while conversation.count([{"role": "user", "content": question + "x" * 64}]) < budget:
+        question += "x" * 64
+    assert send(conversation, question).spans
+    assert "the oldest 1 turn was dropped" in err.getvalue()
+
+
 def test_a_warm_turn_reads_only_what_is_new(home: object, engine: SpeculativeLlama) -> None:
     conversation, _ = talk_over(engine)
     send(conversation, "First question, " * 20)

@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from conftest import Pair
 from specgguf.cli.main import cli
 from specgguf.cli.options import SETTINGS
+from support import tiny
 from support.cli_support import private_home
 from support.hubserver import HubServer
 
@@ -139,20 +140,52 @@ def test_an_unknown_model_is_guessed(run: Run) -> None:
     assert "no model 'x' is here" in run("models", "rm", "x").err
 
 
-def test_pair_says_which_drafts_match_and_why_others_do_not(
-    run: Run, home: Path, tiny_chat: Pair, tiny_pair: Pair
-) -> None:
+def test_pair_says_which_drafts_match_and_why_others_do_not(run: Run, home: Path, tiny_chat: Pair) -> None:
     folder = home / "cache" / "llama.cpp"
     folder.mkdir(parents=True)
     (folder / "target.gguf").write_bytes(tiny_chat.target.read_bytes() + b"\0" * 400_000)
     (folder / "draft.gguf").write_bytes(tiny_chat.draft.read_bytes())
-    (folder / "letters.gguf").write_bytes(tiny_pair.draft.read_bytes())
+    tiny.write_llama(folder / "numbers.gguf", tiny.numbered(40))  # hardly a token in common
     ran = run("models", "pair", "target.gguf")
     lines = ran.out.splitlines()
     assert lines[0].split() == ["draft.gguf", lines[0].split()[1], "kB", "matches"]
     assert "bos token" in lines[1]
     (folder / "draft.gguf").unlink()
     assert "-d ngram" in run("models", "pair", "target.gguf").err
+
+
+def test_pair_ranks_drafts_of_another_vocabulary_behind_the_same(run: Run, home: Path, tiny_chat: Pair) -> None:
+    folder = home / "cache" / "llama.cpp"
+    folder.mkdir(parents=True)
+    (folder / "target.gguf").write_bytes(tiny_chat.target.read_bytes() + b"\0" * 400_000)
+    (folder / "same.gguf").write_bytes(tiny_chat.draft.read_bytes() + b"\0" * 1000)
+    tiny.write_llama(folder / "other.gguf", tiny.byte_level([" the", "ing"]))
+    lines = run("models", "pair", "target.gguf").out.splitlines()
+    assert lines[0].startswith("same.gguf")
+    assert re.search(r"^other\.gguf .* another vocabulary: \d+% of its tokens are the target's$", lines[1])
+    shares = [json.loads(line)["share"] for line in run("models", "pair", "target.gguf", "--json").out.splitlines()]
+    assert shares[0] == 1.0 > shares[1] > 0.5
+
+
+def test_a_draft_is_slimmed_and_drafts_for_its_target(run: Run, home: Path) -> None:
+    """By name, into our own folder; listed, paired, and refused where it makes no sense."""
+    folder = home / "cache" / "llama.cpp"
+    folder.mkdir(parents=True)
+    vocab = tiny.byte_level([f" word{i}" for i in range(80)])
+    tiny.write_llama(folder / "draft.gguf", vocab)
+    (folder / "target.gguf").write_bytes((folder / "draft.gguf").read_bytes() + b"\0" * 400_000)
+    ran = run("models", "slim", "draft.gguf", "--vocab-size", "300")
+    assert ran.code == 0, ran.err
+    path = Path(ran.out.strip())
+    assert path.is_file()
+    assert path.name == "draft-slim.gguf"
+    assert "320 of" in ran.err
+    assert "keep that file" in ran.err
+    assert "draft-slim.gguf" in run("models", "list").out
+    lines = run("models", "pair", "target.gguf").out.splitlines()
+    assert [line.split()[0] for line in lines if "matches" in line] == ["draft-slim.gguf", "draft.gguf"]
+    assert run("models", "slim", "draft-slim.gguf").code == 1
+    assert "such as 32k" in run("models", "slim", "draft.gguf", "--vocab-size", "big").err
 
 
 # --- presets ------------------------------------------------------------------------------------------------

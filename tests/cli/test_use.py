@@ -22,12 +22,14 @@ def test_a_pair_is_remembered_by_its_whole_paths(
     assert ran.code == 0, ran.err
     settings = gather({}, {})
     assert (settings["model"], settings["draft_model"]) == (str(tiny_chat.target), str(tiny_chat.draft))
+    assert "no longer set" not in ran.out
 
 
 def test_without_a_draft_the_earlier_one_is_forgotten(run: Run, home: Path, tiny_chat: Pair) -> None:
     run("use", str(tiny_chat.target), str(tiny_chat.draft))
     ran = run("use", str(tiny_chat.target))
     assert ran.code == 0, ran.err
+    assert "draft_model is no longer set" in ran.out
     assert gather({}, {})["draft_model"] is None
 
 

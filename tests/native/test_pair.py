@@ -13,7 +13,7 @@ from support import tiny
 from specgguf import VocabMismatch
 from specgguf.decode.vocab_map import UNREADABLE
 from specgguf.native import vocab
-from specgguf.native.mapped.pair import by_bytes, shared_part, vocab_map
+from specgguf.native.mapped.pair import by_bytes, shared, vocab_map
 from specgguf.native.weights import Weights
 
 WORDS = [" the", " word", " python", "ing", "\n\n", "日本", "👍", "é", " straße"]
@@ -55,7 +55,8 @@ def test_ids_stand_for_the_same_bytes(files: dict[str, Weights], target: str, dr
     missing = set(range(theirs.n_vocab)) - set(found.columns.tolist())
     target_pieces = set(vocab.pieces(ours.vocab))
     assert all(theirs.piece(own) not in target_pieces or not theirs.piece(own) for own in missing - theirs.eog)
-    assert shared_part(ours.vocab, theirs.vocab) == found.share == len(found.columns) / theirs.n_vocab
+    assert shared(ours.vocab, theirs.vocab) == (len(found.columns), found.share)
+    assert found.share == len(found.columns) / theirs.n_vocab
 
 
 @pytest.mark.parametrize(("target", "draft"), [pair for pair in PAIRS if pair[0] != "letters"])

@@ -587,13 +587,13 @@ def test_a_client_that_leaves_cancels_its_generation(where: str, stream: bool) -
         if where == "waiting":
             until(lambda: server.service.worker.n_waiting == 0, "it has left the line")
             assert engine.said == []
-            assert server.service.worker.running is not None
+            assert bool(server.service.worker.running)
         else:
-            until(lambda: server.service.worker.running is None, "the engine is free")
+            until(lambda: not server.service.worker.running, "the engine is free")
             assert engine.said == ["cancelled"], "with no further token let out"
             assert server.metric("specgguf_clients_gone_total") == 1
         other.close()
-        until(lambda: server.service.worker.running is None, "nothing runs")
+        until(lambda: not server.service.worker.running, "nothing runs")
 
 
 def read_until(client: socket.socket, what: bytes) -> bytes:
@@ -808,7 +808,7 @@ def test_fifty_at_once_half_of_them_leaving(tiny_chat: Pair) -> None:
         sizes = []
         for _ in range(4):
             assert sorted(asyncio.run(wave(server.url))) == ["answered"] * 25 + ["left"] * 25
-            until(lambda: server.service.worker.running is None, "the engine is free")
+            until(lambda: not server.service.worker.running, "the engine is free")
             sizes.append(resident_mib())
         assert server.service.worker.n_waiting == 0
         assert server.post(COMPLETIONS, COMPLETE).status_code == 200
@@ -823,8 +823,8 @@ def test_a_client_that_leaves_a_real_prefill(stream: bool) -> None:
     with SpeculativeLlama(str(models.smollm2()), n_ctx=4096) as llm, serving(llm) as server:
         with socket.create_connection((server.host, server.port), timeout=WAIT_S) as client:
             client.sendall(head(COMPLETIONS, len(body)) + body)
-            until(lambda: server.service.worker.running is not None, "it runs")
-        until(lambda: server.service.worker.running is None, "the engine is free")
+            until(lambda: bool(server.service.worker.running), "it runs")
+        until(lambda: not server.service.worker.running, "the engine is free")
         assert llm.stats.n_rounds == 0
         assert server.post(COMPLETIONS, {**COMPLETE, "prompt": "Hello"}).json()["timings"]["cache_n"] < 3200
 

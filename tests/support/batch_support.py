@@ -52,6 +52,7 @@ class Echo:
 
     def __init__(self) -> None:
         self.stats = Stats()
+        self.n_parallel = 1
         self.asked: list[Json] = []
         self.n_running = self.n_together = 0
         self.closed = False
@@ -154,8 +155,12 @@ def loaded(engine: Echo) -> Loaded:
 
 
 def run() -> None:
-    def open_engine(settings: Settings, status: StatusOutput, *, yes: bool = False, brief: bool = False) -> Loaded:
-        return loaded(Echo())
+    def open_engine(
+        settings: Settings, status: StatusOutput, *, yes: bool = False, brief: bool = False, n_parallel_max: int = 1
+    ) -> Loaded:
+        engine = Echo()
+        engine.n_parallel = settings["n_parallel"] or 1
+        return loaded(engine)
 
     open_pair.open_engine = open_engine
     main.main()

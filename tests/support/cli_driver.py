@@ -95,7 +95,7 @@ def play(scene: FakeEngine) -> None:
     """Put `scene` where the program opens its engine."""
 
     def open_engine(
-        settings: Settings, status: StatusOutput, *, yes: bool = False, brief: bool = False
+        settings: Settings, status: StatusOutput, *, yes: bool = False, brief: bool = False, n_parallel_max: int = 1
     ) -> open_pair.Loaded:
         settings.sampling()
         scene.draft = settings["draft"]

@@ -85,7 +85,12 @@ def run(home: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         fake = fake or FakeEngine()
 
         def open_engine(
-            settings: Settings, status: StatusOutput, *, yes: bool = False, brief: bool = False
+            settings: Settings,
+            status: StatusOutput,
+            *,
+            yes: bool = False,
+            brief: bool = False,
+            n_parallel_max: int = 1,
         ) -> open_pair.Loaded:
             fake.draft = settings["draft"]
             return loaded(fake)

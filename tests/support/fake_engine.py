@@ -55,6 +55,7 @@ class FakeEngine:
         self.warnings = list(warnings)
         self.draft: str | int = "auto"
         self.draft_max = 5
+        self.n_parallel = 1
         self.model_path, self.draft_model_path = "/models/target.gguf", "/models/draft.gguf"
         self.stats, self.last_stats = Stats(), Stats()
         self.closed = False

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from specgguf.decode.vocab_map import UNREADABLE, VocabMap
 from specgguf.errors import VocabMismatch
 from specgguf.native import vocab
@@ -20,7 +18,7 @@ SHARE_MIN = 0.1  # of the smaller vocabulary: with fewer in common hardly a toke
 
 
 def vocab_map(target: Weights, draft: Weights, *, draft_vocab: str = "any") -> VocabMap | None:
-    """How the draft's ids stand for the target's; None where they are the same.
+    """How the columns of the draft's logits stand for the target's ids; None where they are the same.
 
     Args:
         draft_vocab: "same" refuses a draft of another vocabulary.
@@ -32,21 +30,25 @@ def vocab_map(target: Weights, draft: Weights, *, draft_vocab: str = "any") -> V
     names = target.path, draft.path
     if why and draft_vocab == "same":
         raise vocab.mismatch(why, names)
+    columns = range(draft.n_vocab) if draft.columns is None else draft.columns
     if not why:
-        return None
+        if draft.columns is None:
+            return None
+        return VocabMap(columns, n_vocab=target.n_vocab, spell=lambda token: (token,))
     known = by_bytes(draft.vocab)
-    found = VocabMap(
-        shared_ids(target.vocab, draft.vocab, known),
+    ids = shared_ids(target.vocab, draft.vocab, known)
+    n = sum(token >= 0 for token in ids)
+    if n < SHARE_MIN * min(target.n_vocab, draft.n_vocab):
+        raise VocabMismatch(
+            f"{draft.path} cannot draft for {target.path}: {n / len(ids):.0%} of the draft's tokens are the target's",
+            hint="a smaller model of the target's family, or -d ngram, which needs none",
+        )
+    return VocabMap(
+        [ids[column] for column in columns],
         n_vocab=target.n_vocab,
         spell=Speller(target, draft, known),
         start=[draft.bos] if vocab.vocab_ends(draft.vocab)["bos"] >= 0 else (),
     )
-    if len(found.columns) < SHARE_MIN * min(target.n_vocab, draft.n_vocab):
-        raise VocabMismatch(
-            f"{draft.path} cannot draft for {target.path}: {found.share:.0%} of the draft's tokens are the target's",
-            hint="a smaller model of the target's family, or -d ngram, which needs none",
-        )
-    return found
 
 
 def shared_ids(target: vocab.Vocab, draft: vocab.Vocab, known: Mapping[bytes, Sequence[int]]) -> list[int]:
@@ -67,9 +69,11 @@ def shared_ids(target: vocab.Vocab, draft: vocab.Vocab, known: Mapping[bytes, Se
     return ids
 
 
-def shared_part(target: vocab.Vocab, draft: vocab.Vocab) -> float:
-    """The part of the draft's ids that are the target's."""
-    return float(np.mean(np.asarray(shared_ids(target, draft, by_bytes(draft))) >= 0))
+def shared(target: vocab.Vocab, draft: vocab.Vocab) -> tuple[int, float]:
+    """How many of the draft's ids are the target's, and which part of them."""
+    ids = shared_ids(target, draft, by_bytes(draft))
+    n = sum(token >= 0 for token in ids)
+    return n, n / len(ids)
 
 
 def by_bytes(native: vocab.Vocab) -> dict[bytes, list[int]]:
