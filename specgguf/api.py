@@ -20,7 +20,7 @@ from typing import Any, Unpack, overload
 
 from . import batched, scoring
 from .batched import BatchProgress, BatchResult
-from .calls import ChatOptions, Chunks, CompletionOptions, Json, Messages, Prompt, Reply, Streamed, Whole
+from .calls import AsyncCalls, ChatOptions, Chunks, CompletionOptions, Json, Messages, Prompt, Reply, Streamed, Whole
 from .config import DraftConfig, SamplingParams, parse_draft
 from .control.trace import Trace, to_file
 from .decode.generation import Generation, check_prompt
@@ -39,7 +39,7 @@ from .text.stream import ChunkStream
 from .text.template import ChatTemplate, RenderedPrompt
 
 
-class SpeculativeLlama(LlamaNames):
+class SpeculativeLlama(LlamaNames, AsyncCalls):
     """A target model whose tokens a draft model may write, with the target's own distribution.
 
     Args:
@@ -199,6 +199,11 @@ class SpeculativeLlama(LlamaNames):
     def token_eos(self) -> int:
         """The end-of-text id."""
         return self._pair.weights.eos
+
+    @property
+    def eog_tokens(self) -> frozenset[int]:
+        """The ids that end a text, the end-of-text id among them."""
+        return self._pair.weights.eog
 
     def token_nl(self) -> int:
         """The id of a newline."""

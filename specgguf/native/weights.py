@@ -280,13 +280,13 @@ def _check_header(path: str, keywords: Mapping[str, Any]) -> None:
     """Refuse a head over which llama.cpp would end the process, as far as known. One that cannot be read is llama.cpp's
     to refuse. Whether tensors can be mapped is best effort: the first one of the first shard tells."""
     try:
-        head = header.read(path)
+        head = header.read(path, keep=(header_check.TOKENS,))
     except header.GgufError:
         return
+    tokens = head.metadata.get(header_check.TOKENS)
     why = header_check.impossible(head, keywords.get("kv_overrides"))
-    if not why and head.metadata.get("tokenizer.ggml.model") == header_check.SENTENCEPIECE:
-        tokens = header.read(path, keep=(header_check.TOKENS,)).metadata.get(header_check.TOKENS)
-        why = header_check.missing_byte(head, tokens) if isinstance(tokens, list) else ""
+    if not why and isinstance(tokens, list) and all(isinstance(text, str) for text in tokens):
+        why = header_check.missing_byte(head, tokens) or header_check.repeated_text(tokens)
     if why:
         raise BackendError(f"{path} is damaged: {why}", hint="download or convert it again")
     alignment = head.metadata.get("general.alignment")

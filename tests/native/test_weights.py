@@ -298,6 +298,19 @@ def test_a_byte_token_that_is_missing(tmp_path: Path) -> None:
         Weights(tmp_path / "damaged.gguf")
 
 
+@pytest.mark.parametrize(("text", "other"), [("er", b"th"), ("▁number", b"th\0 more.")])
+def test_two_tokens_of_one_text(tmp_path: Path, text: str, other: bytes) -> None:
+    """llama.cpp reads a text as far as its first NUL."""
+    tiny.WRITERS["llama"](tmp_path / "sound.gguf", tiny.chat())
+    data = (tmp_path / "sound.gguf").read_bytes()
+    whole = len(text.encode()).to_bytes(8, "little") + text.encode()
+    assert data.count(whole) == 1
+    (tmp_path / "damaged.gguf").write_bytes(data.replace(whole, len(other).to_bytes(8, "little") + other))
+    assert exit_code(str(tmp_path / "damaged.gguf")) < 0
+    with pytest.raises(BackendError, match="is damaged: two tokens of the vocabulary have the text 'th'"):
+        Weights(tmp_path / "damaged.gguf")
+
+
 # --- how far it is ------------------------------------------------------------------------------------------------
 
 

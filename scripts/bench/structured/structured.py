@@ -1,7 +1,8 @@
 """Speed of structured output: five schemas, plain and auto, with and without forced tokens.
 
 scripts/bench/run structured --model T.gguf --draft-model D.gguf [--repeats 3] [--save FILE]. The ways are interleaved,
-so that what slows the machine slows all of them, and compared schema by schema. `free` is plain decoding without a
+so that what slows the machine slows all of them, and compared schema by schema; with --threads 1 it is the thread's
+own processor time that counts, and what other programs take is not seen. `free` is plain decoding without a
 grammar: what a grammar costs is the host's time a token beyond its. `compact` leaves one spelling of blank space, so
 that more is forced. What FILE holds of the same models is kept, and the new samples are put beside it.
 """
@@ -12,7 +13,8 @@ import argparse
 import contextlib
 import json
 import statistics
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -43,18 +45,25 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--n", type=int, default=N_SCHEMAS, help="schemas")
     parser.add_argument("--tokens", type=int, default=MAX_TOKENS, help="of an answer, at most")
+    parser.add_argument("-t", "--threads", type=int)
     parser.add_argument("--save", type=Path)
     options = parser.parse_args()
-    files = {"model": Path(options.model).name, "draft_model": Path(options.draft_model).name}
+    files = {
+        "model": Path(options.model).name,
+        "draft_model": Path(options.draft_model).name,
+        "n_threads": options.threads,
+    }
+    clock = time.thread_time if options.threads == 1 else time.perf_counter
+    threads = {} if options.threads is None else {"n_threads": options.threads, "n_threads_batch": options.threads}
     samples = read(options.save, files)
     every = list(schemas())
     cases = list(enumerate(every))[:: len(every) // N_SCHEMAS][: options.n]
-    with SpeculativeLlama(options.model, options.draft_model, n_ctx=1024) as llm:
+    with SpeculativeLlama(options.model, options.draft_model, n_ctx=1024, **threads) as llm:
         for way in WAYS:
-            answer(llm, cases[0][1], way, WARMUP_TOKENS)
+            answer(llm, cases[0][1], way, WARMUP_TOKENS, clock)
         for _ in range(options.repeats):
             for i, case in cases:
-                taken = {way: answer(llm, case, way, options.tokens) for way in WAYS}
+                taken = {way: answer(llm, case, way, options.tokens, clock) for way in WAYS}
                 samples.append(
                     {"schema": i} | {key: {w: t[key] for w, t in taken.items()} for key in ("ms", "host_ms")}
                 )
@@ -66,7 +75,7 @@ def main() -> int:
     return 0
 
 
-def read(path: Path | None, files: dict[str, str]) -> list[Sample]:
+def read(path: Path | None, files: dict[str, Any]) -> list[Sample]:
     """The samples that `path` holds; none where it is not there, or of other models."""
     if path is None or not path.exists():
         return []
@@ -95,20 +104,27 @@ def summary(samples: list[Sample]) -> dict[str, Any]:
     }
 
 
-def answer(llm: SpeculativeLlama, case: tuple[str, dict[str, Any]], way: str, n_tokens: int) -> dict[str, float]:
-    """Milliseconds a token of one greedy answer, its prompt not counted: in all, and of them the host's."""
+def answer(
+    llm: SpeculativeLlama, case: tuple[str, dict[str, Any]], way: str, n_tokens: int, clock: Callable[[], float]
+) -> dict[str, float]:
+    """Milliseconds a token of one greedy answer, behind its first one: in all, and of them the host's."""
     noun, schema = case
     with nothing_forced() if way.endswith(NOTHING_FORCED) else contextlib.nullcontext():
-        reply: Any = llm.create_chat_completion(
+        reply = llm.chat(
             [{"role": "user", "content": f"Describe a {noun} of your choice as JSON, in few words."}],
             temperature=0.0,
             max_tokens=n_tokens,
             grammar=None if way == "free" else json_grammar(schema, any_whitespace=not way.startswith("compact")),
             draft="off" if way in ("free", "plain") else "auto",
         )
-    timings = reply["timings"]
-    n = max(int(timings["predicted_n"]), 1)
-    return {"ms": round(timings["predicted_ms"] / n, 3), "host_ms": round(1e3 * llm.last_stats.host_s / n, 4)}
+        chunks = iter(reply.generation)
+        next(chunks)
+        started, n_first = clock(), reply.generation.n_completion
+        for _ in chunks:
+            pass
+        taken_s = clock() - started
+    n = max(reply.generation.n_completion - n_first, 1)
+    return {"ms": round(1e3 * taken_s / n, 3), "host_ms": round(1e3 * reply.generation.stats.host_s / n, 4)}
 
 
 @contextlib.contextmanager
