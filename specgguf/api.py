@@ -115,7 +115,8 @@ class SpeculativeLlama(LlamaNames, AsyncCalls):
         self._seeds = None if seed is None else random.Random(seed)
         self.model_path = model_path
         self.draft_model_path = draft_model_path
-        self.warnings = self._pair.warnings
+        placement = [f"{side}: {where}" for side, where in self._pair.placement.items()]
+        self.warnings = placement + self._pair.warnings
         self._chat_format = chat_format
         self._template_made: ChatTemplate | None = None
 
@@ -198,6 +199,11 @@ class SpeculativeLlama(LlamaNames, AsyncCalls):
     def token_eos(self) -> int:
         """The end-of-text id."""
         return self._pair.weights.eos
+
+    @property
+    def eog_tokens(self) -> frozenset[int]:
+        """The ids that end a text, the end-of-text id among them."""
+        return self._pair.weights.eog
 
     def token_nl(self) -> int:
         """The id of a newline."""

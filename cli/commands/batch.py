@@ -42,8 +42,16 @@ def _option(*names: str, **keywords: Any) -> Callable[[F], F]:
 
 
 @click.command(cls=GroupedCommand)
-@click.argument("source", metavar="IN.jsonl")
-@_option("-o", "--output", "target", required=True, metavar="OUT.jsonl", help="Rows are added here as they come.")
+@click.argument("source", type=click.Path(allow_dash=True), metavar="IN.jsonl")
+@_option(
+    "-o",
+    "--output",
+    "target",
+    required=True,
+    type=click.Path(),
+    metavar="OUT.jsonl",
+    help="Rows are added here as they come.",
+)
 @_option("--retry-failed", is_flag=True, help="Ask again what failed: its rows are taken out first.")
 @_option("--lenient", is_flag=True, help="Ignore fields that are unknown instead of refusing them.")
 @_option("--quiet", "-q", is_flag=True, help="Nothing on stderr but warnings and errors.")

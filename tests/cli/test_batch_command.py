@@ -40,7 +40,7 @@ def run(home: Path, monkeypatch: pytest.MonkeyPatch, engine: Echo) -> Any:
     monkeypatch.chdir(home)
 
     def open_engine(
-        settings: Settings, status: StatusOutput, *, yes: bool = False, n_parallel_max: int = 1
+        settings: Settings, status: StatusOutput, *, yes: bool = False, brief: bool = False, n_parallel_max: int = 1
     ) -> open_pair.Loaded:
         engine.n_parallel = settings["n_parallel"] or 1
         return loaded(engine)
@@ -133,6 +133,7 @@ def test_quiet_says_nothing(run: Any, home: Path) -> None:
         (["empty.jsonl", "-o", "out.jsonl"], "error: empty.jsonl holds no request\n", exits.USAGE),
         (["in.jsonl", "-o", "notes.txt"], "error: notes.txt, line 1, is no row of a batch\n", exits.USAGE),
         (["in.jsonl", "-o", "other.jsonl"], "error: other.jsonl belongs to another input: ", exits.USAGE),
+        (["in.jsonl", "-o", "out.jsonl", "--parallel", "x"], "n_parallel must be a whole number", exits.USAGE),
         (["in.jsonl", "-o", "out.jsonl", "--parallel", "0"], "n_parallel must be ", exits.USAGE),
         (["in.jsonl", "-o", "out.jsonl", "--temperature", "-1"], "temperature must be 0 or more", exits.USAGE),
     ],

@@ -54,6 +54,7 @@ class Echo:
         self.stats = Stats()
         self.n_parallel = 1
         self.asked: list[Json] = []
+        self.n_parallel = 1
         self.n_running = self.n_together = 0
         self.closed = False
         self._changed = threading.Condition()
