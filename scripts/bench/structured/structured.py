@@ -24,7 +24,7 @@ from specgguf import SpeculativeLlama, api
 from specgguf.grammar.cursor import GrammarCursor, compile_grammar
 from specgguf.grammar.sources import json_grammar
 
-N_SCHEMAS, MAX_TOKENS, WARMUP_TOKENS = 5, 96, 24
+N_SCHEMAS, MAX_TOKENS, WARMUP_TOKENS = 5, 96, 8
 NOTHING_FORCED = ", nothing forced"
 WAYS = ("free", "plain", "auto", "auto" + NOTHING_FORCED, "compact", "compact" + NOTHING_FORCED)
 PAIRS = {  # named: how many times as fast as
