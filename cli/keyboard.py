@@ -197,10 +197,14 @@ def given_back() -> Iterator[None]:
 
 
 def agreed(status: StatusOutput, question: str) -> bool:
-    """Ask with the terminal as it was; Enter alone is a yes."""
-    with given_back():
-        status.raw(f"{question} [Y/n] ")
-        answer = sys.stdin.readline()
+    """Ask with the terminal as it was; Enter alone is a yes. Raises KeyboardInterrupt at Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with given_back():
+            status.raw(f"{question} [Y/n] ")
+            answer = sys.stdin.readline()
+    finally:
+        signal.signal(signal.SIGINT, before)
     return answer.strip().lower() in ("", "y", "yes")
 
 

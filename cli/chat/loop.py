@@ -105,7 +105,8 @@ def banner(chat: ChatSession, *, first_run: bool) -> None:
     n_ctx = loaded.engine.n_ctx()
     width = console.width(chat.status.stream)
     say(joined([loaded.model, drafted, f"context {n_ctx:,}, loaded in {loaded.load_s:.1f} s"], width))
-    say("/help: commands; Alt-Enter: new line; Ctrl-C: stop an answer; Ctrl-D: leave")
+    new_line = '""": many lines' if chat.settings["plain"] else "Alt-Enter: new line"
+    say(f"/help: commands; {new_line}; Ctrl-C: stop an answer; Ctrl-D: leave")
     if first_run and loaded.draft_model and chat.settings["highlight"] == "off":
         say("/highlight shows which words the draft model wrote")
     chat.display.legend_once()

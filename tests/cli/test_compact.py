@@ -10,7 +10,7 @@ from specgguf.cli.chat.window import ASK_SUMMARY, Window
 from specgguf.cli.terminal import stats_view
 from support.cli_support import Run, converse, home, run
 from support.fake_engine import FakeEngine, pieces
-from support.screen import CTRL_D, Start, start
+from support.screen import CTRL_C, CTRL_D, Start, start
 
 from specgguf.decode.records import Round
 from specgguf.decode.stats import Stats
@@ -110,6 +110,27 @@ def test_overflow_compact_asks(start: Start, key: str, said: str) -> None:
     screen.type(key + "\r")
     screen.see(said)
     screen.see("tokens in")
+    screen.prompt()
+    screen.type(CTRL_D)
+    assert screen.end() == 0
+
+
+def test_ctrl_c_at_the_question_takes_the_message_back(start: Start) -> None:
+    screen = start("short", "chat", "--overflow", "compact")
+    for n in (1, 2):
+        screen.prompt()
+        screen.ask("word " * 30)
+        screen.see(f"Answer number {n}.")
+    screen.prompt()
+    screen.ask("third " + "word " * 30)
+    screen.see("[Y/n]")
+    screen.type(CTRL_C)
+    screen.see("Ctrl-C again leaves")
+    screen.prompt()
+    screen.ask("/retry")
+    screen.see("[Y/n]")
+    screen.type("n\r")
+    screen.see("Answer number 3.")
     screen.prompt()
     screen.type(CTRL_D)
     assert screen.end() == 0

@@ -100,6 +100,12 @@ def test_what_keys_amount_to(keys: str, queued: list[str], text: str, cursor: in
     assert (ahead.queued, ahead.text, ahead.cursor) == (queued, text, cursor)
 
 
+def test_a_text_without_marks_of_a_paste_is_followed_in_one_go() -> None:
+    text = "word " * 200_000
+    ahead = Ahead.of([text.encode(), b"\x7f\r", text.encode()])
+    assert [len(message) for message in ahead.messages] == [len(text) - 1, len(text)]
+
+
 def test_typed_lines_fit_and_keep_the_end() -> None:
     style = Style()
     assert typed_lines([], "", 0, 40, style) == []

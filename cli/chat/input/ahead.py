@@ -14,7 +14,9 @@ from specgguf.cli.chat.input.paste import Pastes
 from specgguf.cli.chat.input.prompt import is_open
 
 _PASTE = re.compile("\x1b\\[200~(.*?)(?:\x1b\\[201~|$)", re.S)
-_KEYS = re.compile("\x1b\\[200~[\\s\\S]*?(?:\x1b\\[201~|$)|\x1b\\[[0-9;]*[A-Za-z~]|\x1bO[A-Za-z]|\x1b[\\s\\S]|[\\s\\S]")
+_KEYS = re.compile(
+    "\x1b\\[200~[\\s\\S]*?(?:\x1b\\[201~|$)|\x1b\\[[0-9;]*[A-Za-z~]|\x1bO[A-Za-z]|\x1b[\\s\\S]|[^\x00-\x1f\x7f]+|[\\s\\S]"
+)
 _NEW_LINE = re.compile("\x1b[\r\n]|\x1b\\[13;[234]u|\x1b\\[27;[234];13~")
 LEFT, RIGHT = ("\x1b[D", "\x1bOD", "\x02"), ("\x1b[C", "\x1bOC", "\x06")
 HOME, END = ("\x1b[H", "\x1bOH", "\x1b[1~", "\x01"), ("\x1b[F", "\x1bOF", "\x1b[4~", "\x05")
@@ -50,7 +52,7 @@ class Ahead:
         return [*self._ended, *([self._pastes.expand(self.text)] if self.text.strip() else [])]
 
     def press(self, key: str) -> None:
-        """One key, or a paste."""
+        """One key, a paste, or several characters that nothing stands between."""
         if paste := _PASTE.fullmatch(key):
             self._insert(self._pastes.take(paste[1], first=not self.text))
         elif key in "\r\n":
@@ -77,8 +79,8 @@ class Ahead:
             self.cursor = min(max(self.cursor + (1 if key in RIGHT else -1), 0), len(self.text))
         elif key in HOME or key in END:
             self.cursor = 0 if key in HOME else len(self.text)
-        elif key.isprintable():
-            self._insert(key)
+        elif not key.startswith("\x1b"):
+            self._insert("".join(character for character in key if character.isprintable()))
 
     def _enter(self) -> None:
         if is_open(self.text) and not self._pastes.begins(self.text):

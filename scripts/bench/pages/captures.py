@@ -59,7 +59,7 @@ SCENES = (
     Scene("chat-160", 160, 20, [(QUESTION, "tok/s"), ("/context", "sent with")], themes=BOTH),
     Scene("live-80", 80, 16, [(QUESTION, "accepted |")], themes=BOTH, midway="And a deque"),
     Scene("stats-80", 80, 30, [(QUESTION, "tok/s"), ("/stats", "since the start")], themes=DARK),
-    Scene("help-80", 80, 60, [("/help", "never a command")], themes=DARK),
+    Scene("help-80", 80, 60, [("/help", "is never a")], themes=DARK),
     Scene("race-80", 80, 24, [(QUESTION, "tok/s"), ("/race", "each, specgguf bench")], themes=DARK),
     Scene("no-color", 80, 20, [(QUESTION, "tok/s")], variables="NO_COLOR=1", themes=DARK),
     Scene("plain", 80, 20, [(QUESTION, "tok/s")], flags="--draft 4 --plain"),
