@@ -27,12 +27,13 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "models": ("Models", "List, fetch, verify and pair models."),
     "presets": ("Models", "Show the ready-made pairs, and save your own."),
     "worker": ("Machines", "Lend this machine's devices to a model on another one."),
+    "export": ("Machines", "Hand a pair over to llama-server, vLLM or a compose file."),
     "sessions": ("Keep", "List, show, export and remove saved conversations."),
     "use": ("Models", "Remember a pair: every later run begins with it."),
     "config": ("Keep", "Show settings and where each came from; change them."),
     "completion": ("Keep", "Print the completion script for bash, zsh or fish."),
 }
-MODULES = {"worker": "machines.worker", "use": "config"}
+MODULES = {"worker": "machines.worker", "export": "machines.export", "use": "config"}
 
 
 class Program(click.Group):

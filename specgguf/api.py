@@ -115,7 +115,8 @@ class SpeculativeLlama(LlamaNames, AsyncCalls):
         self._seeds = None if seed is None else random.Random(seed)
         self.model_path = model_path
         self.draft_model_path = draft_model_path
-        self.warnings = self._pair.warnings
+        placement = [f"{side}: {where}" for side, where in self._pair.placement.items()]
+        self.warnings = placement + self._pair.warnings
         self._chat_format = chat_format
         self._template_made: ChatTemplate | None = None
 

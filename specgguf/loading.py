@@ -82,6 +82,12 @@ class LoadedPair:
     draft_weights: Weights | None = None
     warnings: list[str] = field(default_factory=list)
 
+    @property
+    def placement(self) -> dict[str, str]:
+        """Which layers lie where, in words, of the models that have some on workers."""
+        sides = {"target": self.weights, "draft": self.draft_weights}
+        return {side: one.placement for side, one in sides.items() if one is not None and one.placement}
+
     def close(self) -> None:
         """Free both, the draft first."""
         self.engine.close(self._close_weights)
@@ -146,11 +152,6 @@ def open_pair(
             if part is not None:
                 (part if isinstance(part, Weights) else part.context).close()
         raise
-    warnings += [
-        f"{side}: {one.placement}"
-        for side, one in (("target", weights), ("draft", draft_weights))
-        if one is not None and one.placement
-    ]
     if engine.off_reason and draft_model_path is not None:
         warnings.append(f"drafting is off: {engine.off_reason}")
     return LoadedPair(engine, weights, draft_weights, warnings)

@@ -17,11 +17,12 @@ from specgguf.cli.terminal import console, tables
 from specgguf.cli.terminal.progress import human_bytes
 from specgguf.cli.terminal.status import StatusOutput
 
-from specgguf.errors import SpecggufError
+from specgguf.errors import BackendError, SpecggufError
 
 if TYPE_CHECKING:
     from specgguf.control.costs import Costs
     from specgguf.fit.hardware import Machine
+    from specgguf.native.rpc.wire import WorkerReport
 
 BATCH_SIZES = (1, 2, 4, 8)
 LEAST_RATIO = 3.0  # how much faster a draft token should be than a target token
@@ -55,8 +56,9 @@ def doctor(speed: bool, as_json: bool, **flags: Any) -> int:
     settings = gather(flags)
     status = StatusOutput(console.style_for(sys.stderr))
     machine = this_machine()
-    report: dict[str, Any] = {"versions": _versions(), "machine": _machine(machine)}
-    findings = _machine_findings(machine, settings)
+    workers, unreachable = _workers(settings)
+    report: dict[str, Any] = {"versions": _versions(), "machine": _machine(machine) | workers}
+    findings = _machine_findings(machine, settings) + unreachable
     if busy := others_keep_busy():
         findings.append(Finding(f"{busy}: what is measured now is less than this machine can do"))
     if speed:
@@ -98,6 +100,29 @@ def _machine(machine: Machine) -> dict[str, str]:
     return rows | {"cores": str(machine.n_cores)}
 
 
+def _workers(settings: Settings) -> tuple[dict[str, str], list[Finding]]:
+    """What each worker says about itself, and which say nothing."""
+    from specgguf.native.rpc import library, wire
+
+    rows, found = {}, []
+    servers = [*(settings["rpc_servers"] or ()), *(settings["draft_rpc_servers"] or ())]
+    if servers and not library.has_rpc():
+        found.append(
+            Finding("this llama-cpp-python was built without RPC: it knows only this machine", library.INSTALL)
+        )
+    for worker in wire.endpoints(servers) if servers else ():
+        try:
+            rows[f"worker {worker}"] = _about_worker(wire.ask(worker))
+        except BackendError as error:
+            found.append(Finding(str(error), error.hint))
+    return rows, found
+
+
+def _about_worker(report: WorkerReport) -> str:
+    memory = ", ".join(f"{human_bytes(d.free_bytes)} of {human_bytes(d.total_bytes)} free" for d in report.devices)
+    return f"{memory}; a round trip takes {report.round_trip_s * 1e3:.2f} ms"
+
+
 def _machine_findings(machine: Machine, settings: Settings) -> list[Finding]:
     from specgguf.fit.hardware import unused_gpu
 
@@ -135,7 +160,7 @@ def _pair(settings: Settings, machine: Machine) -> tuple[dict[str, Any], list[Fi
         rollback = {"target": engine.target.rollback.name}
         if engine.draft_model:
             rollback["draft"] = engine.draft_model.rollback.name
-        about = _about(target, draft, costs, rollback)
+        about = _about(target, draft, costs, rollback) | {"placement": pair.placement}
         found = [Finding(w.removeprefix(LOUD), is_fault=w.startswith(LOUD)) for w in pair.warnings]
         return about, found + _pair_findings(costs, target if draft else None)
     finally:
@@ -216,6 +241,7 @@ def _pair_rows(pair: dict[str, Any]) -> list[tuple[str, str]]:
     verify = ", ".join(f"{n}: {s * 1e3:.0f} ms" for n, s in pair["verify_s"].items())
     rows = [("target", pair["target"]), ("draft", pair["draft"] or "none")]
     rows.append(("rollback", ", ".join(f"{who} {rollback}" for who, rollback in pair["rollback"].items())))
+    rows += [(f"layers of the {side}", where) for side, where in pair["placement"].items()]
     rows.append(("plain decoding", f"{1 / plain:.1f} tokens/s"))
     rows.append(("a pass over n tokens", verify))
     if pair["draft_s"]:

@@ -22,9 +22,11 @@ from support.cli_support import private_home
 from support.hubserver import HubServer
 
 from specgguf import presets
+from specgguf.errors import WorkerLost
 from specgguf.fit import hardware
 from specgguf.fit.hardware import Machine, described
 from specgguf.models import cache, hf_client, inventory
+from specgguf.native.rpc import wire
 
 REPO = "org/Tiny-GGUF"
 
@@ -260,6 +262,51 @@ def test_fit_takes_files_and_flags(run: Run, tiny_chat: Pair) -> None:
     alone = json.loads(run("fit", *pair[:2], "-d", "none", "-c", "0", "--json").out)
     assert alone["draft"] is None
     assert alone["n_ctx"] == alone["n_ctx_max"]
+
+
+@pytest.fixture
+def lending(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker with four GiB on every address but one."""
+
+    def ask(endpoint: wire.Endpoint, *, timeout_s: float = 0) -> wire.WorkerReport:
+        if endpoint.host == "gone":
+            raise WorkerLost(f"worker {endpoint} does not answer: no answer", hint="start it")
+        return wire.WorkerReport(endpoint, "7.0.0", (wire.WorkerDevice(4 * 2**30, 8 * 2**30),), 0.00125)
+
+    monkeypatch.setattr(wire, "ask", ask)
+
+
+@pytest.mark.usefixtures("lending")
+def test_fit_shows_each_worker_and_what_stays_here(run: Run, tiny_chat: Pair) -> None:
+    model = ["-m", str(tiny_chat.target), "-d", "none"]
+    spread = [*model, "--rpc", "a,b:5", "--tensor-split", "0,1,1"]
+    ran = run("fit", *spread)
+    assert ran.code == 0
+    assert re.search(r"a:50052 +1 +\d+ +4,295 +1\.25 ms", ran.out)
+    alone, about = (json.loads(run("fit", *arguments, "--json").out) for arguments in (model, spread))
+    assert [(w["worker"], w["layers"], w["fits"]) for w in about["workers"]] == [("a:50052", 1, True), ("b:5", 1, True)]
+    assert about["target"]["host_kv"] == 0 < alone["target"]["host_kv"]
+    assert 0 < about["target"]["host_weights"] < alone["target"]["host_weights"]
+    assert alone["workers"] == []
+
+
+@pytest.mark.usefixtures("lending")
+def test_a_worker_that_does_not_answer_is_one_line(run: Run, tiny_chat: Pair) -> None:
+    model = ["-m", str(tiny_chat.target), "-d", "none"]
+    ran = run("fit", *model, "--rpc", "a,gone:1")
+    assert ran.err.splitlines() == ["error: worker gone:1 does not answer: no answer", "  hint: start it"]
+    report = json.loads(run("doctor", *model, "--rpc", "a,gone:1", "--no-speed", "--json").out)
+    assert report["machine"]["worker a:50052"] == "4.3 GB of 8.6 GB free; a round trip takes 1.25 ms"
+    said = {warning["text"]: warning["line"] for warning in report["warnings"]}
+    assert said["worker gone:1 does not answer: no answer"] == "start it"
+
+
+@pytest.mark.parametrize("value", ["a:b", "a,a", "", "http://a:1"])
+def test_what_is_no_worker_is_refused_by_flag(run: Run, value: str) -> None:
+    ran = run("fit", "--rpc", value)
+    assert ran.code == 2
+    assert "--rpc-servers: rpc_servers: " in ran.err
+    assert ran.err.count("\n") == 2
 
 
 def test_fit_reads_a_head_on_the_hub(run: Run, server: HubServer) -> None:

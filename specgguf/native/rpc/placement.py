@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from pathlib import Path
 from typing import Any
 
 from specgguf.config import require_number
 from specgguf.errors import BackendError, ConfigError
-from specgguf.models import hparams
+from specgguf.models.hparams import HParams
 
 from .wire import Endpoint, WorkerReport
 
@@ -40,6 +39,13 @@ class Placement:
     keywords: Mapping[str, Any]
     output_on_cpu: bool
 
+    @property
+    def taken(self) -> list[slice]:
+        """Which layers each worker has; those before the first and after the last stay here."""
+        start = self.n_layer + 1 - int(self.keywords["n_gpu_layers"])
+        ends = [start, *(start + n for n in accumulate(self.worker_layers))]
+        return [slice(a, b) for a, b in pairwise(ends)]
+
     def check(self, report: WorkerReport) -> None:
         """Raise BackendError where a worker has less memory than its layers take."""
         index = self.workers.index(report.endpoint)
@@ -58,7 +64,7 @@ class Placement:
 
 
 def place(
-    path: str,
+    shape: HParams,
     reports: Sequence[WorkerReport],
     *,
     gpus: Sequence[int],
@@ -66,7 +72,7 @@ def place(
     n_gpu_layers: int = -1,
     tensor_split: Sequence[float] | None = None,
 ) -> Placement:
-    """Spread a file's layers over this machine and workers.
+    """Spread a model's layers over this machine and workers.
 
     Args:
         gpus: free bytes of this machine's GPUs; none where it has none. `cpu`: of its main memory.
@@ -76,9 +82,7 @@ def place(
 
     Raises:
         ConfigError: shares that are not one for each, or that leave the workers nothing.
-        BackendError, Unsupported: a worker has too little memory; a file that cannot be read.
     """
-    shape = hparams.of_file(Path(path))
     here = list(gpus) or [cpu]
     shares = _shares(tensor_split, here, reports)
     n_layer = shape.n_layer
@@ -95,12 +99,12 @@ def place(
     local, workers = counts[:n_local], counts[n_local:]
     if not sum(workers):
         raise ConfigError(
-            f"no layer of {Path(path).name} would lie on a worker", hint="give the workers a share in --tensor-split"
+            f"no layer of {shape.name} would lie on a worker", hint="give the workers a share in --tensor-split"
         )
     by_device = _by_device(workers, reports) + (local if gpus else [])
     by_device[-1] += 1  # llama.cpp counts the output as a layer more, wherever it is put
     starts = [n_layer - n_up, *(n_layer - n_up + n for n in accumulate(workers))]
-    placement = Placement(
+    return Placement(
         tuple(report.endpoint for report in reports),
         tuple(workers),
         tuple(sum(shape.layer_bytes[a:b]) for a, b in pairwise(starts)),
@@ -108,9 +112,6 @@ def place(
         {"n_gpu_layers": n_up + 1, "tensor_split": [float(n) for n in by_device]},
         output_on_cpu=not gpus,
     )
-    for report in reports:
-        placement.check(report)
-    return placement
 
 
 def divide(n: int, shares: Sequence[float]) -> list[int]:

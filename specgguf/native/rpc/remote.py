@@ -16,12 +16,14 @@ import threading
 from collections.abc import Callable, Mapping
 from multiprocessing import reduction
 from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from specgguf import errors
 from specgguf.errors import BackendError, WorkerLost
+from specgguf.models import hparams
 from specgguf.native import devices
 from specgguf.native.backend import Logits, Memory
 
@@ -45,12 +47,12 @@ def placement_for(path: str, keywords: Mapping[str, Any]) -> Placement:
     """Where the layers of a file go that is to be loaded with these keywords, `rpc_servers` among them.
 
     Raises:
-        Unsupported: a build without RPC. As `wire.ask_all` and `placement.place`.
+        Unsupported: a build without RPC, or a file that cannot be read. As `wire.ask_all` and `placement.place`.
     """
     library.require_rpc()
     local = devices.devices()
     return place(
-        path,
+        hparams.of_file(Path(path)),
         ask_all(endpoints(keywords["rpc_servers"])),
         gpus=[device.free_bytes for device in local if device.type in ("gpu", "igpu")],
         cpu=sum(device.free_bytes for device in local if device.type == "cpu"),

@@ -34,7 +34,7 @@ def report(host: str, *free: int) -> WorkerReport:
 
 
 def placed(path: Path, *workers: WorkerReport, **keywords: Any) -> Placement:
-    return place(str(path), workers, **{"gpus": [], "cpu": 4 * GIB, **keywords})
+    return place(hparams.of_file(path), workers, **{"gpus": [], "cpu": 4 * GIB, **keywords})
 
 
 def test_without_a_gpu_the_cpu_keeps_its_share_and_the_output(deep: Path) -> None:
@@ -42,6 +42,7 @@ def test_without_a_gpu_the_cpu_keeps_its_share_and_the_output(deep: Path) -> Non
     assert placement.worker_layers == (4, 4)
     assert placement.keywords == {"n_gpu_layers": 9, "tensor_split": [4.0, 5.0]}  # the output counts as a layer
     assert placement.output_on_cpu
+    assert placement.taken == [slice(4, 8), slice(8, 12)]
     assert str(placement) == "12 layers: 4 here, 4 on a:50052, 4 on b:50052"
 
 
@@ -50,6 +51,7 @@ def test_a_gpu_comes_last_so_that_the_output_lies_there(deep: Path) -> None:
     assert placement.worker_layers == (4,)
     assert placement.keywords == {"n_gpu_layers": 13, "tensor_split": [4.0, 9.0]}
     assert not placement.output_on_cpu
+    assert placement.taken == [slice(0, 4)]
 
 
 def test_shares_are_this_machines_then_the_workers(deep: Path) -> None:
@@ -87,9 +89,9 @@ def test_workers_that_would_get_nothing_are_refused(deep: Path) -> None:
 
 def test_a_worker_with_too_little_memory_is_named(deep: Path) -> None:
     layer = hparams.of_file(deep).layer_bytes[0]
-    placed(deep, report("a", 12 * layer), tensor_split=[0, 1])
+    placed(deep, report("a", 12 * layer), tensor_split=[0, 1]).check(report("a", 12 * layer))
     with pytest.raises(BackendError, match=r"worker a:50052 has 0\.0 GiB free, and its 12 of 12 layers take") as caught:
-        placed(deep, report("a", 12 * layer - 1), tensor_split=[0, 1])
+        placed(deep, report("a", 12 * layer), tensor_split=[0, 1]).check(report("a", 12 * layer - 1))
     assert "--tensor-split" in caught.value.hint
 
 
