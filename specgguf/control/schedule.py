@@ -6,9 +6,10 @@ Several sequences share a pass, and what drafting adds to it: with A in the pass
 
 tokens per second (goodput; Liu et al. 2024, arXiv 2406.14066), S_{s,i} the chance that i tokens of s survive. Of all
 rows beside the plain ones the best are those of the largest S, and S falls along a draft, so they are prefixes of
-drafts; their number is scanned across all steps of the measured costs. All together compete with fewer at a time, in
-turn: on some kernels two rows cost more than twice one. Those who waited longest come first, so nobody waits for more
-rounds than there are others. A sequence alone is its controller's. It draws no random numbers and looks at no clock.
+drafts; their number is scanned across all steps of the measured costs, for every depth of drafting. All together
+compete with fewer at a time, in turn: on some kernels two rows cost more than twice one. Those who waited longest come
+first, so nobody waits for more rounds than there are others. A sequence alone is its controller's. It draws no random
+numbers and looks at no clock.
 """
 
 from __future__ import annotations
@@ -165,12 +166,37 @@ class Schedule:
             if n := fixed[i]:
                 expected += sum(looks[i].survival[:n])
                 _add(levels, n)
+        best = Choice(members, [fixed[i] for i in members], [looks[i].source for i in members], 0.0, levels)
+        best.goodput = expected / max(self._seconds(best), 1e-9)
         free = [i for i in members if drafts and looks[i].fixed is None]
-        gains = sorted((-s, j, i) for i in free for j, s in enumerate(looks[i].survival) if s > 0.0)
+        for deepest in range(1, max((len(looks[i].survival) for i in free), default=0) + 1):
+            gains = sorted((-s, j, i) for i in free for j, s in enumerate(looks[i].survival[:deepest]) if s > 0.0)
+            best = self._fill(Choice(members, [], [], 0.0, list(levels)), fixed, expected, gains, looks, best)
+        return best
+
+    def _seconds(self, choice: Choice) -> float:
+        costs = self.costs
+        assert costs is not None
+        draft_s = sum(map(costs.draft_level_s, choice.levels))
+        return draft_s + costs.host_s * len(choice.members) + self._verify_s(choice.n_rows)
+
+    def _fill(
+        self,
+        choice: Choice,
+        fixed: dict[int, int],
+        expected: float,
+        gains: list[tuple[float, int, int]],
+        looks: dict[int, _Outlook],
+        best: Choice,
+    ) -> Choice:
+        """Add rows in the order of what they are expected to bring; the fastest on the way, or `best`. A draft step is
+        shared by all that take part in it, so how deep drafts go is tried apart from who has the next row."""
+        costs = self.costs
+        assert costs is not None
+        members, levels = choice.members, choice.levels
         n_rows = len(members) + sum(fixed.values())
         draft_s = sum(map(costs.draft_level_s, levels)) + costs.host_s * len(members)
-        best = Choice(members, [], [], expected / max(draft_s + self._verify_s(n_rows), 1e-9), list(levels))
-        n_best = 0
+        n_best, goodput_best, levels_best = 0, best.goodput, levels
         for n, (negative, j, i) in enumerate(gains[: max(costs.batch_max - n_rows, 0)], 1):
             expected -= negative
             if not looks[i].source:
@@ -180,14 +206,15 @@ class Schedule:
                 draft_s += costs.draft_level_s(levels[j]) - costs.draft_level_s(levels[j] - 1)
             draft_s += looks[i].prefill_s * (-negative + (j == 0))
             goodput = expected / max(draft_s + self._verify_s(n_rows + n), 1e-9)
-            if goodput > best.goodput:
-                best.goodput, best.levels, n_best = goodput, list(levels), n
+            if goodput > goodput_best:
+                n_best, goodput_best, levels_best = n, goodput, list(levels)
+        if not n_best:
+            return best
         lengths = dict(fixed)
         for _, _, i in gains[:n_best]:
             lengths[i] += 1
-        best.lengths = [lengths[i] for i in members]
-        best.sources = [looks[i].source for i in members]
-        return best
+        sources = [looks[i].source for i in members]
+        return Choice(members, [lengths[i] for i in members], sources, goodput_best, levels_best)
 
     def _verify_s(self, n_rows: int) -> float:
         """Seconds of a verification; beyond the largest measured one as if it were cut."""
