@@ -1,8 +1,8 @@
 """A target over a worker behind a slow network: plain decoding, three drafted tokens and auto, by round trip.
 
-The worker runs in a network namespace of its own, behind a veth pair that netem delays, so root is needed, and a
-llama-cpp-python with RPC (scripts/rpc_build). Half of the layers lie there. Every repeat and the bytes that travelled
-are saved; the order of the settings changes with each repeat.
+Needs a llama-cpp-python with RPC (scripts/rpc_build). Half of the layers lie on a worker of this machine, behind a
+relay that hands on every byte half a round trip later. It has no limit of bandwidth, and TCP's own start after a pause
+is not in it. Every repeat and the bytes that travelled are saved; the order of the settings changes with each repeat.
 scripts/bench/run network TARGET.gguf DRAFT.gguf [--save FILE] [--plot FILE.svg] [--tokens N] [--repeats N]
 """
 
@@ -11,9 +11,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import queue
+import socket
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,8 +27,6 @@ from specgguf import SpeculativeLlama
 from specgguf.bench.results import machine, versions
 from specgguf.loading import physical_cores
 
-NAMESPACE, HERE, THERE = "specgguf-worker", "10.231.7.1", "10.231.7.2"
-PORT = 50052
 ROUND_TRIPS_MS = (0, 1, 5, 20, 100)
 SETTINGS: tuple[int | str, ...] = ("off", 3, "auto")
 DRAFT_MAX = 16
@@ -43,14 +44,15 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=2)
     options = parser.parse_args()
     threads: dict[str, Any] = {"n_threads": physical_cores(), "n_threads_batch": physical_cores()}
-    with network(), worker():
+    with worker() as port:
+        relay = Relay(port)
         llm = SpeculativeLlama(
             str(options.target), str(options.draft), n_ctx=1024, draft="off", draft_max=DRAFT_MAX,
-            rpc_servers=f"{THERE}:{PORT}", tensor_split=[1, 1], **threads,
+            rpc_servers=f"127.0.0.1:{relay.port}", tensor_split=[1, 1], **threads,
         )  # fmt: skip
         with contextlib.closing(llm):
             print(*llm.warnings, sep="\n", flush=True)
-            cells = [cell for ms in ROUND_TRIPS_MS for cell in measure(llm, ms, options.tokens, options.repeats)]
+            cells = [cell for ms in ROUND_TRIPS_MS for cell in measure(llm, relay, ms, options.tokens, options.repeats)]
     if options.save is not None:
         head = {
             "machine": machine(),
@@ -65,21 +67,21 @@ def main() -> int:
     return 0
 
 
-def measure(llm: SpeculativeLlama, ms: int, tokens: int, repeats: int) -> Iterator[dict[str, Any]]:
+def measure(llm: SpeculativeLlama, relay: Relay, ms: int, tokens: int, repeats: int) -> Iterator[dict[str, Any]]:
     """All settings at one round trip; auto may adapt for an answer first."""
-    delay(ms)
+    relay.delay_s = ms / 2e3
     for draft in SETTINGS:  # graphs, caches and, for auto, the costs of this network
-        generate(llm, draft, tokens if draft == "auto" else 8)
+        generate(llm, relay, draft, tokens if draft == "auto" else 8)
     for repeat in range(repeats):
         for draft in SETTINGS if repeat % 2 else SETTINGS[::-1]:
-            cell = {"round_trip_ms": ms, "repeat": repeat, **generate(llm, draft, tokens)}
+            cell = {"round_trip_ms": ms, "repeat": repeat, **generate(llm, relay, draft, tokens)}
             print(json.dumps(cell), flush=True)
             yield cell
 
 
-def generate(llm: SpeculativeLlama, draft: int | str, tokens: int) -> dict[str, Any]:
+def generate(llm: SpeculativeLlama, relay: Relay, draft: int | str, tokens: int) -> dict[str, Any]:
     """One answer: tokens per second after the first one, drafted tokens per round, and KB per token over the wire."""
-    before, first = travelled(), 0.0
+    before, first = relay.n_bytes, 0.0
     for _ in llm.create_completion(PROMPT, max_tokens=tokens, temperature=0.0, draft=draft, stream=True):
         first = first or time.perf_counter()
     seconds = time.perf_counter() - first
@@ -90,7 +92,7 @@ def generate(llm: SpeculativeLlama, draft: int | str, tokens: int) -> dict[str, 
         "n_generated": stats.n_generated,
         "drafted_per_round": round(stats.draft_n / max(stats.n_rounds, 1), 2),
         "acceptance": round(stats.draft_n_accepted / stats.draft_n, 3) if stats.draft_n else None,
-        "kb_per_token": round((travelled() - before) / 1e3 / stats.n_generated, 1),
+        "kb_per_token": round((relay.n_bytes - before) / 1e3 / stats.n_generated, 1),
     }
 
 
@@ -116,60 +118,55 @@ def median(cells: Sequence[dict[str, Any]], ms: int, draft: int | str, name: str
     return statistics.median(float(c[name]) for c in cells if c["round_trip_ms"] == ms and c["draft"] == draft)
 
 
-@contextlib.contextmanager
-def network() -> Iterator[None]:
-    """A namespace joined to this one by a veth pair."""
-    ip("netns", "add", NAMESPACE)
-    try:
-        ip("link", "add", "sg0", "type", "veth", "peer", "name", "sg1", "netns", NAMESPACE)
-        ip("addr", "add", f"{HERE}/30", "dev", "sg0")
-        ip("link", "set", "sg0", "up")
-        inside("ip", "addr", "add", f"{THERE}/30", "dev", "sg1")
-        inside("ip", "link", "set", "sg1", "up")
-        inside("ip", "link", "set", "lo", "up")
-        yield
-    finally:
-        ip("netns", "del", NAMESPACE)
+class Relay:
+    """A port that leads to the worker's and hands on whatever comes, both ways, half a round trip later."""
+
+    def __init__(self, port: int) -> None:
+        self.delay_s, self.n_bytes = 0.0, 0
+        self._target = port
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listening.getsockname()[1])
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            near, _ = self._listening.accept()
+            far = socket.create_connection(("127.0.0.1", self._target))
+            for source, sink in ((near, far), (far, near)):
+                sink.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                underway: queue.Queue[tuple[float, bytes]] = queue.Queue()
+                threading.Thread(target=self._receive, args=(source, underway), daemon=True).start()
+                threading.Thread(target=self._send, args=(sink, underway), daemon=True).start()
+
+    def _receive(self, source: socket.socket, underway: queue.Queue[tuple[float, bytes]]) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 18):
+                self.n_bytes += len(data)
+                underway.put((time.perf_counter() + self.delay_s, data))
+        underway.put((0.0, b""))
+
+    def _send(self, sink: socket.socket, underway: queue.Queue[tuple[float, bytes]]) -> None:
+        with contextlib.suppress(OSError):
+            while (one := underway.get())[1]:
+                time.sleep(max(one[0] - time.perf_counter(), 0.0))
+                sink.sendall(one[1])
+            sink.shutdown(socket.SHUT_WR)
 
 
 @contextlib.contextmanager
-def worker() -> Iterator[None]:
-    """`specgguf worker` in that namespace."""
-    command = [sys.executable, "-P", "-m", "specgguf.cli.main", "worker", "--host", THERE, "--port", str(PORT)]
-    process = subprocess.Popen(
-        ["ip", "netns", "exec", NAMESPACE, *command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
+def worker() -> Iterator[int]:
+    """`specgguf worker`; its port."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    command = [sys.executable, "-P", "-m", "specgguf.cli.main", "worker", "--port", str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
-    for line in process.stderr:
-        if line.startswith("worker on "):
-            break
-    else:
+    if not any(line.startswith("worker on ") for line in iter(process.stderr.readline, "")):
         sys.exit("the worker did not start")
     try:
-        yield
+        yield port
     finally:
         process.terminate()
         process.wait()
         process.stderr.close()
-
-
-def delay(round_trip_ms: float) -> None:
-    """Half of it each way."""
-    for command in (["tc"], ["ip", "netns", "exec", NAMESPACE, "tc"]):
-        device = "sg0" if len(command) == 1 else "sg1"
-        limits = ["delay", f"{round_trip_ms / 2}ms", "limit", "100000", "rate", "1gbit"]
-        subprocess.run([*command, "qdisc", "replace", "dev", device, "root", "netem", *limits], check=True)
-
-
-def travelled() -> int:
-    """Bytes so far, both ways."""
-    folder = Path("/sys/class/net/sg0/statistics")
-    return sum(int((folder / f"{way}_bytes").read_text()) for way in ("rx", "tx"))
-
-
-def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True)
-
-
-def inside(*words: str) -> None:
-    ip("netns", "exec", NAMESPACE, *words)
