@@ -63,7 +63,7 @@ class Engine:
         self.target = target
         self.draft_model = draft if isinstance(draft, Cached) else None
         self.config = config
-        self.caches = Caches(target, self.draft_model)
+        self.caches = Caches(target, self.draft_model, vocab_map)
         self.n_parallel = self.caches.n_sequences
         self.stats = Stats()
         self.last_stats = Stats()
@@ -175,7 +175,7 @@ class Engine:
         """The drafter of one generation, over the draft's sequence that it holds."""
         if draft is None or not self.has_drafter:
             return None
-        return ModelDrafter(draft, eog=self.target.eog, vocab_map=self._vocab_map)
+        return ModelDrafter(draft, eog=self.target.eog, vocab_map=self._vocab_map, n_ctx=draft.n_reserved)
 
     def _controller(self, config: DraftConfig, target: Cached, draft: Cached | None) -> Fixed | Adaptive:
         """The controller of a generation; may measure costs on these sequences."""

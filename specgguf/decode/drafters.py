@@ -72,6 +72,7 @@ class ModelDrafter:
     Args:
         eog: end-of-generation ids of the target, which the draft's file may not know as such.
         vocab_map: where the draft's ids are not the target's.
+        n_ctx: how many ids the model may hold; None: all that it can.
     """
 
     def __init__(
@@ -81,10 +82,12 @@ class ModelDrafter:
         *,
         eog: frozenset[int] = frozenset(),
         vocab_map: VocabMap | None = None,
+        n_ctx: int | None = None,
     ) -> None:
         self.model = model
         self.name = name
         self._eog = eog if vocab_map is not None else model.eog | eog
+        self._n_ctx = model.n_ctx if n_ctx is None else n_ctx
         self._map = vocab_map
         self._text = DraftText(vocab_map) if vocab_map is not None else None
 
@@ -98,7 +101,7 @@ class ModelDrafter:
     ) -> Proposal:
         model = self.model
         text, _ = self._read(committed)
-        n_max = min(n_max, model.n_ctx - len(text))
+        n_max = min(n_max, self._n_ctx - len(text))
         if n_max <= 0 or not text:
             return Draft()
         kept = model.reuse(text[:-1])
@@ -149,7 +152,7 @@ class ModelDrafter:
         window = n_rows + SCORE_CONTEXT
         skips = len(text) - kept > window and model.rolls_back_freely
         pending = text[-window:] if skips else text[kept:]
-        if kept + len(pending) > model.n_ctx or max(pending) >= model.n_vocab:
+        if kept + len(pending) > self._n_ctx or max(pending) >= model.n_vocab:
             return ()
         rows = yield Forward(model, pending, n_rows)
         scores = []

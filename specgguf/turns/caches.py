@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from specgguf.decode.vocab_map import DraftText, VocabMap
 from specgguf.errors import ConfigError
 from specgguf.native.sequence import Owner
 from specgguf.native.sequence import Sequence as Cached
@@ -19,11 +20,12 @@ class Caches:
     """A target's context and perhaps a draft's, by one sequence of each.
 
     Attributes:
-        n_sequences: how many generations they serve at once.
+        n_sequences: how many generations they serve at once. With a `vocab_map` the draft's hold the draft's ids.
         contexts: the draft's first, which is freed before what it may stand on.
     """
 
-    def __init__(self, target: Cached, draft: Cached | None) -> None:
+    def __init__(self, target: Cached, draft: Cached | None, vocab_map: VocabMap | None = None) -> None:
+        self._map = vocab_map
         self._models = {"target": target} | ({"draft": draft} if draft is not None else {})
         self.n_sequences = len(target.context.sequences)
         self.contexts: list[Owner] = [model.context for model in reversed(self._models.values())]
@@ -32,11 +34,15 @@ class Caches:
         """Sequences for a generation that may grow to `end` tokens, holding what is known of its prompt already; None
         while there is no room for it."""
         held: list[Cached] = []
-        for model in self._models.values():
+        for name, model in self._models.items():
             pool = model.context.pool
             sequence = model
             if self.n_sequences > 1:
-                sequence = pool.admit(prompt[:-1], min(end + CELLS_BESIDE, pool.n_cells))
+                tokens, n = prompt[:-1], end + CELLS_BESIDE
+                if name == "draft" and self._map is not None:
+                    tokens, _ = DraftText(self._map).of(tokens)
+                    n += len(tokens) - len(prompt) + 1
+                sequence = pool.admit(tokens, min(n, pool.n_cells))
             if sequence is None:
                 self.give_back(*held)
                 return None

@@ -6,6 +6,7 @@ greedy text is that of plain decoding.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from support.enumeration import output_distribution, total_variation
 from support.fakes import FakeStopCheck, Script
 from test_gguf import DENSE, RECURRENT, Loaded, loaded, reference, rules, top
 
+from specgguf import SpeculativeLlama
 from specgguf.config import SamplingParams
 from specgguf.decode.drafters import ModelDrafter
 from specgguf.decode.generation import generate
@@ -80,3 +82,22 @@ def test_greedy_text_is_that_of_plain_decoding(files: dict[str, Path], target: s
         plain, drafted = (list(rounds_of(ours, theirs, (k,), 80, greedy, rng=Rng(0))) for k in (0, 3))
         assert [t for r in drafted for t in r.tokens] == [t for r in plain for t in r.tokens]
         assert sum(r.draft_n for r in drafted) > 50
+
+
+def test_several_at_once_with_a_draft_of_another_vocabulary(files: dict[str, Path]) -> None:
+    """Each keeps its own text of the draft's ids, longer than the target's; answers are those given alone."""
+    prompts = [b"a list of the value", b"a list of words in it", b"the number is"]
+    keywords: dict[str, Any] = {"n_ctx": 128, "strict": True, "n_threads": 1, "draft": 3}
+    params = top(0, temperature=0.0, ignore_eos=True, max_tokens=100)
+    with SpeculativeLlama(str(files["llama sp"]), str(files["llama bpe"]), **keywords) as llm:
+        ids = [llm.tokenize(text) for text in prompts]
+        alone = [[chunk.token for chunk in llm.generate(one, params)] for one in ids]
+    with SpeculativeLlama(str(files["llama sp"]), str(files["llama bpe"]), n_parallel=3, **keywords) as llm:
+        running = [llm.generate(one, params) for one in ids]
+        found: list[list[int]] = [[], [], []]
+        for chunks in itertools.zip_longest(*running):
+            for mine, chunk in zip(found, chunks, strict=True):
+                mine += [chunk.token] if chunk is not None else []
+        assert all(generation.stats.off_reason == "" for generation in running)
+        assert sum(generation.stats.draft_n for generation in running) > 50
+    assert found == alone
