@@ -131,7 +131,10 @@ def table(data: Json) -> str:
     for name, cells in data["acceptance"].items():
         rows.append([name, *(" / ".join(f"{100 * cells[f'{kind} {t}']:.0f}" for t in ("0", "0.8")) for kind in kinds)])
     lines = "\n".join("| " + " | ".join(row) + " |" for row in rows)
-    return f"Accepted of 100 tokens of {data['target']}, at temperature 0 / 0.8 ({data['date'][:10]}):\n\n{lines}"
+    text = f"one answer of {data['tokens']} tokens each"
+    return (
+        f"Accepted of 100 tokens of {data['target']}, at temperature 0 / 0.8 ({text}; {data['date'][:10]}):\n\n{lines}"
+    )
 
 
 def main() -> int:
