@@ -28,6 +28,7 @@ Logits = npt.NDArray[np.float32]
 DECODE_OK, DECODE_NO_SLOT, DECODE_ABORTED = 0, 1, 2
 STATE_PARTIAL_ONLY = 1
 LOG_ERROR = 4
+NO_ROWS: Logits = np.empty((0, 0), np.float32)
 
 _log: collections.deque[tuple[int, str]] = collections.deque(maxlen=200)
 _listeners: list[list[str]] = []
@@ -156,7 +157,7 @@ class BatchPart(NamedTuple):
 class Batch:
     """A llama_batch over numpy arrays, so that filling it is a few assignments a part whatever its length."""
 
-    def __init__(self, n_tokens: int) -> None:
+    def __init__(self, n_tokens: int, n_embd: int = 0) -> None:
         self._token, self._pos, self._seq = (np.zeros(n_tokens, np.int32) for _ in range(3))
         self._logits = np.zeros(n_tokens, np.int8)
         self._n_seq_id = np.ones(n_tokens, np.int32)
@@ -170,6 +171,9 @@ class Batch:
             seq_id=_pointer(self._seq_id, "seq_id"),
             logits=_pointer(self._logits, "logits"),
         )
+        self.embd = np.zeros((n_tokens, n_embd), np.float32)  # beside the tokens, not instead of them
+        if n_embd:
+            self.raw.embd = _pointer(self.embd, "embd")
 
     def fill(self, parts: Iterable[BatchPart]) -> None:
         """Any number of sequences, each with consecutive positions."""
@@ -196,16 +200,24 @@ def decode(ctx: Context, batch: Batch) -> int:
     return int(llama_cpp.llama_decode(ctx, batch.raw))
 
 
+def decode_error(code: int, n_tokens: int) -> BackendError:
+    if code == DECODE_NO_SLOT:
+        return BackendError(f"llama.cpp found no room for {n_tokens} tokens in the cache")
+    return BackendError(f"llama.cpp failed to decode (code {code}): {last_log_error()}")
+
+
 def rows(ctx: Context, n_outputs: int, n_vocab: int) -> Logits:
     """The logits of the last decode, (n_outputs, n_vocab) float32: a view that the next decode overwrites."""
+    if not n_outputs:
+        return NO_ROWS
     pointer = llama_cpp.llama_get_logits(ctx)
     if not pointer:
         raise BackendError("llama.cpp returned no logits")
-    return _view(ctypes.addressof(pointer.contents), n_outputs, n_vocab)
+    return view(ctypes.addressof(pointer.contents), n_outputs, n_vocab)
 
 
 @functools.lru_cache(maxsize=64)  # the buffer of a context stays where it is: made anew, a view takes a third of a pass
-def _view(address: int, n_outputs: int, n_vocab: int) -> Logits:
+def view(address: int, n_outputs: int, n_vocab: int) -> Logits:
     pointer = ctypes.cast(address, ctypes.POINTER(ctypes.c_float))
     return np.ctypeslib.as_array(pointer, (n_outputs, n_vocab))
 

@@ -14,9 +14,7 @@ from collections import abc
 from time import perf_counter
 from typing import Any, NoReturn
 
-import numpy as np
-
-from specgguf.errors import BackendError, Cancelled, ConfigError, ContextFull
+from specgguf.errors import Cancelled, ConfigError, ContextFull
 
 from . import backend, compat, rollback
 from .pool import Pool
@@ -35,6 +33,7 @@ class Context:
         n_ctx: the most tokens it can hold, those of all sequences together.
         settings: the context's parameters as asked for.
         decode_s: seconds spent inside llama.cpp so far.
+        on_pass: called with the parts of each native pass, padded, once `tokens` has what they read.
 
     Args:
         weights: the loaded file.
@@ -46,6 +45,8 @@ class Context:
         pad_to: 2 decodes a single token beside a dummy, dropped at once.
         flash_attn: None lets llama.cpp decide.
         type_k, type_v: ggml types of the cache; None is F16.
+        n_embd: so many floats come with each token.
+        native: further parameters.
     """
 
     def __init__(
@@ -62,6 +63,8 @@ class Context:
         flash_attn: bool | None = None,
         type_k: int | None = None,
         type_v: int | None = None,
+        n_embd: int = 0,
+        native: abc.Mapping[str, Any] | None = None,
     ) -> None:
         self.weights = weights
         llama = weights.llama
@@ -78,6 +81,7 @@ class Context:
             "flash_attn_type": -1 if flash_attn is None else int(flash_attn),
             "type_k": type_k,
             "type_v": type_v,
+            **(native or {}),
         }
         if n_seq_max > 1:
             # One pool of cells for all: a ragged batch is one graph, and a prefix can be shared.
@@ -87,7 +91,7 @@ class Context:
             if value is not None:
                 backend.set_field(params, name, value)
         self.abort = backend.AbortFlag()
-        self._batch = backend.Batch(n_batch)
+        self._batch = backend.Batch(n_batch, n_embd)
         self.handle: backend.Context | None = None
         try:
             self.handle = backend.new_context(llama, params)
@@ -110,6 +114,7 @@ class Context:
         self.sequences = [Sequence(self, id, make(id)) for id in range(n_seq_max)]
         self.pool = Pool(self.sequences, self.n_ctx)
         self.decode_s = 0.0
+        self.on_pass: abc.Callable[[list[Part]], None] | None = None
 
     def decode(self, parts: abc.Sequence[Part]) -> list[backend.Logits]:
         """Decode each part's tokens after those that its sequence holds: a sequence stands in one part at most.
@@ -149,7 +154,7 @@ class Context:
 
     def _decode(self, parts: abc.Sequence[Part]) -> list[backend.Logits]:
         passes = self._passes(parts)
-        found = [_NO_ROWS] * len(parts)
+        found = [backend.NO_ROWS] * len(parts)
         for at, one in enumerate(passes):
             if at and self.cancelled:
                 raise Cancelled(_STOPPED)
@@ -205,17 +210,18 @@ class Context:
         if code != backend.DECODE_OK:
             self.decode_s += perf_counter() - started
             self._fail(code, parts, n_tokens)
-        n_rows = sum(n_outputs)
-        rows = backend.rows(self.handle, n_rows, self.n_vocab) if n_rows else _NO_ROWS
+        rows = backend.rows(self.handle, sum(n_outputs), self.n_vocab)
         self.decode_s += perf_counter() - started
         for part in parts:
             part.sequence.tokens.extend(part.tokens)
         for part in parts:
             part.sequence.decoded(part.n_padding)
+        if self.on_pass is not None:
+            self.on_pass(parts)
         found, end = [], 0
         for (_, _, n_out, n_padding), n in zip(parts, n_outputs, strict=True):
             end += n
-            found.append(rows[end - n_padding - n_out : end - n_padding] if n_out else _NO_ROWS)
+            found.append(rows[end - n_padding - n_out : end - n_padding] if n_out else backend.NO_ROWS)
         return found
 
     def _fill(self, parts: list[Part]) -> tuple[int, list[int]]:
@@ -241,11 +247,7 @@ class Context:
         """Find out what each sequence of a failed pass holds, and raise what the code means."""
         for part in parts:
             part.sequence.resync()
-        if code == backend.DECODE_ABORTED:
-            raise Cancelled(_STOPPED)
-        if code == backend.DECODE_NO_SLOT:
-            raise BackendError(f"llama.cpp found no room for {n_tokens} tokens in the cache")
-        raise BackendError(f"llama.cpp failed to decode (code {code}): {backend.last_log_error()}")
+        raise Cancelled(_STOPPED) if code == backend.DECODE_ABORTED else backend.decode_error(code, n_tokens)
 
     def cancel(self) -> None:
         """Stop a running `decode` that reads a prompt, from any thread or a signal handler; until `resume`.
@@ -295,6 +297,3 @@ class Model(Sequence):
     def close(self) -> None:
         """Free the context; the weights stay loaded."""
         self.context.close()
-
-
-_NO_ROWS = np.empty((0, 0), dtype=np.float32)

@@ -80,7 +80,7 @@ class Plain:
     def __init__(self, ctx: Any, seq: int, window: Window | None) -> None:
         self._ctx = ctx
         self._seq = seq
-        self._window = window
+        self.window = window
         self._safe_from = _NOWHERE
 
     def mark(self, n_held: int, n_ahead: int, *, pin: bool = False) -> None:
@@ -102,7 +102,7 @@ class Plain:
 
     def is_whole(self, n_held: int) -> bool:
         """Whether everything is there that a token after the `n_held` held ones would see."""
-        return self._window is None or self._window.is_whole(self._ctx, self._seq, n_held)
+        return self.window is None or self.window.is_whole(self._ctx, self._seq, n_held)
 
     def resync(self, n: int) -> int:
         self._safe_from = _NOWHERE  # what a failed decode discarded is not known

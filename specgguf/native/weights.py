@@ -28,13 +28,20 @@ class Weights:
         path: the file.
         keywords: keywords of `llama_cpp.Llama`, but for n_ctx, n_batch, n_ubatch and verbose: its own context
             is minimal, ours are made by `Model`.
+        native_params: fields of llama_model_params that `Llama` has no keyword for.
 
     Raises:
         ModelNotFound: no such file.
         BackendError: not a GGUF, truncated, or refused by llama.cpp.
     """
 
-    def __init__(self, path: str | os.PathLike[str], keywords: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        keywords: Mapping[str, Any] | None = None,
+        *,
+        native_params: Mapping[str, Any] | None = None,
+    ) -> None:
         self.path = os.fspath(path)
         self.keywords = dict(keywords or {})
         header.check_gguf(self.path)
@@ -46,7 +53,15 @@ class Weights:
         self._pieces: dict[bool, dict[int, bytes]] = {False: {}, True: {}}
         self._pid = os.getpid()
         try:
-            self._llama = compat.Untemplated(self.path, n_ctx=32, n_batch=8, n_ubatch=8, verbose=False, **self.keywords)
+            self._llama = compat.Untemplated(
+                self.path,
+                n_ctx=32,
+                n_batch=8,
+                n_ubatch=8,
+                verbose=False,
+                native_params=native_params,
+                **self.keywords,
+            )
         except (ValueError, RuntimeError) as error:
             why = backend.last_log_error() or str(error)
             raise BackendError(f"llama.cpp could not load {self.path}: {why}") from error

@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import gguf
 import numpy as np
@@ -128,6 +129,12 @@ NARROW = Shape(n_embd=32, n_layer=1, n_ff=32)
 Draw = Callable[..., np.ndarray]
 
 
+class TensorWriter(Protocol):
+    """As much of a `gguf.GGUFWriter` as a block needs."""
+
+    def add_tensor(self, name: str, tensor: np.ndarray) -> object: ...
+
+
 def drawer(seed: int, noise: float, noise_seed: int) -> Draw:
     """draw(name, rows, columns, std=...) -> float32 normal weights, a function of seed and name alone.
 
@@ -144,7 +151,7 @@ def drawer(seed: int, noise: float, noise_seed: int) -> Draw:
     return draw
 
 
-def _header(path: Path, arch: str, shape: Shape, vocab: Vocab, kv_heads: Sequence[int] | None) -> gguf.GGUFWriter:
+def header(path: Path, arch: str, shape: Shape, vocab: Vocab, kv_heads: Sequence[int] | None) -> gguf.GGUFWriter:
     """A writer with the metadata that every architecture shares."""
     w = gguf.GGUFWriter(path, arch)
     w.add_name(f"tiny-{arch}")
@@ -173,14 +180,14 @@ def _header(path: Path, arch: str, shape: Shape, vocab: Vocab, kv_heads: Sequenc
     return w
 
 
-def _finish(w: gguf.GGUFWriter) -> None:
+def finish(w: gguf.GGUFWriter) -> None:
     w.write_header_to_file()
     w.write_kv_data_to_file()
     w.write_tensors_to_file()
     w.close()
 
 
-def _embeddings(draw: Draw, shape: Shape, vocab: Vocab, scale: float) -> tuple[np.ndarray, np.ndarray]:
+def embeddings(draw: Draw, shape: Shape, vocab: Vocab, scale: float) -> tuple[np.ndarray, np.ndarray]:
     """Input and output embeddings. Channel 0 is 1 for every token and no layer writes to it, so that column 0
     of the output matrix biases each id whatever the context is."""
     embd = draw("token_embd", len(vocab), shape.n_embd)
@@ -190,27 +197,28 @@ def _embeddings(draw: Draw, shape: Shape, vocab: Vocab, scale: float) -> tuple[n
     return embd, output
 
 
-def _ffn(w: gguf.GGUFWriter, draw: Draw, shape: Shape, i: int) -> None:
+def ffn(w: TensorWriter, draw: Draw, shape: Shape, i: int, *, norm: str = "ffn_norm") -> None:
     n, ff = shape.n_embd, shape.n_ff
-    w.add_tensor(f"blk.{i}.ffn_norm.weight", np.ones(n, np.float32))
+    w.add_tensor(f"blk.{i}.{norm}.weight", np.ones(n, np.float32))
     w.add_tensor(f"blk.{i}.ffn_gate.weight", draw(f"gate{i}", ff, n, std=1.5 / np.sqrt(n)))
     w.add_tensor(f"blk.{i}.ffn_up.weight", draw(f"up{i}", ff, n, std=1.5 / np.sqrt(n)))
-    w.add_tensor(f"blk.{i}.ffn_down.weight", _no_channel_0(draw(f"down{i}", n, ff, std=1.0 / np.sqrt(ff))))
+    w.add_tensor(f"blk.{i}.ffn_down.weight", no_channel_0(draw(f"down{i}", n, ff, std=1.0 / np.sqrt(ff))))
 
 
-def _attention(w: gguf.GGUFWriter, draw: Draw, shape: Shape, i: int, *, norms: bool) -> None:
-    """Queries and keys are large, so that attention is sharp and every cached token matters."""
+def attention(w: TensorWriter, draw: Draw, shape: Shape, i: int, *, norms: bool, gated: bool = False) -> None:
+    """Queries and keys are large, so that attention is sharp and every cached token matters. `gated`: beside each
+    head's query stands a gate of its output."""
     n, kv = shape.n_embd, shape.n_head_kv * shape.n_embd_head
-    w.add_tensor(f"blk.{i}.attn_q.weight", draw(f"q{i}", n, n, std=1.5 / np.sqrt(n)))
+    w.add_tensor(f"blk.{i}.attn_q.weight", draw(f"q{i}", n * (2 if gated else 1), n, std=1.5 / np.sqrt(n)))
     w.add_tensor(f"blk.{i}.attn_k.weight", draw(f"k{i}", kv, n, std=1.5 / np.sqrt(n)))
     w.add_tensor(f"blk.{i}.attn_v.weight", draw(f"v{i}", kv, n, std=1.5 / np.sqrt(n)))
-    w.add_tensor(f"blk.{i}.attn_output.weight", _no_channel_0(draw(f"o{i}", n, n, std=1.5 / np.sqrt(n))))
+    w.add_tensor(f"blk.{i}.attn_output.weight", no_channel_0(draw(f"o{i}", n, n, std=1.5 / np.sqrt(n))))
     if norms:
         for which in ("q", "k"):
             w.add_tensor(f"blk.{i}.attn_{which}_norm.weight", np.full(shape.n_embd_head, 1.5, np.float32))
 
 
-def _no_channel_0(weights: np.ndarray) -> np.ndarray:
+def no_channel_0(weights: np.ndarray) -> np.ndarray:
     weights[0] = 0.0
     return weights
 
@@ -227,17 +235,17 @@ def write_llama(
 ) -> Path:
     """A dense transformer. `scale` is the standard deviation of its logits, about."""
     draw = drawer(seed, noise, noise_seed)
-    w = _header(path, "llama", shape, vocab, None)
+    w = header(path, "llama", shape, vocab, None)
     w.add_rope_dimension_count(shape.n_embd_head)
-    embd, output = _embeddings(draw, shape, vocab, scale)
+    embd, output = embeddings(draw, shape, vocab, scale)
     w.add_tensor("token_embd.weight", embd)
     w.add_tensor("output_norm.weight", np.ones(shape.n_embd, np.float32))
     w.add_tensor("output.weight", output)
     for i in range(shape.n_layer):
         w.add_tensor(f"blk.{i}.attn_norm.weight", np.ones(shape.n_embd, np.float32))
-        _attention(w, draw, shape, i, norms=False)
-        _ffn(w, draw, shape, i)
-    _finish(w)
+        attention(w, draw, shape, i, norms=False)
+        ffn(w, draw, shape, i)
+    finish(w)
     return path
 
 
@@ -253,24 +261,24 @@ def write_lfm2(
 ) -> Path:
     """A hybrid: layer 0 is a short convolution (recurrent state), the others attend (a KV cache)."""
     draw, n, l_cache = drawer(seed, noise, noise_seed), shape.n_embd, 3
-    w = _header(path, "lfm2", shape, vocab, [0] + [shape.n_head_kv] * (shape.n_layer - 1))
+    w = header(path, "lfm2", shape, vocab, [0] + [shape.n_head_kv] * (shape.n_layer - 1))
     w.add_shortconv_l_cache(l_cache)
     w.add_rope_freq_base(10000.0)
-    embd, output = _embeddings(draw, shape, vocab, scale)
+    embd, output = embeddings(draw, shape, vocab, scale)
     w.add_tensor("token_embd.weight", embd)
     w.add_tensor("token_embd_norm.weight", np.ones(n, np.float32))
     w.add_tensor("output.weight", output)
     for i in range(shape.n_layer):
         w.add_tensor(f"blk.{i}.attn_norm.weight", np.ones(n, np.float32))
         if i:
-            _attention(w, draw, shape, i, norms=True)
+            attention(w, draw, shape, i, norms=True)
         else:
             w.add_tensor("blk.0.shortconv.conv.weight", draw("conv", n, l_cache, std=1.0))
             w.add_tensor("blk.0.shortconv.in_proj.weight", draw("in", 3 * n, n, std=1.2 / np.sqrt(n)))
             out = draw("out", n, n, std=1.0 / np.sqrt(n))
-            w.add_tensor("blk.0.shortconv.out_proj.weight", _no_channel_0(out))
-        _ffn(w, draw, shape, i)
-    _finish(w)
+            w.add_tensor("blk.0.shortconv.out_proj.weight", no_channel_0(out))
+        ffn(w, draw, shape, i)
+    finish(w)
     return path
 
 
@@ -287,12 +295,12 @@ def write_mamba(
     """A purely recurrent model: its whole memory is one state that cannot drop a token."""
     draw, n = drawer(seed, noise, noise_seed), shape.n_embd
     inner, state, kernel, rank = 2 * n, 16, 4, 4
-    w = _header(path, "mamba", shape, vocab, None)
+    w = header(path, "mamba", shape, vocab, None)
     w.add_ssm_conv_kernel(kernel)
     w.add_ssm_inner_size(inner)
     w.add_ssm_state_size(state)
     w.add_ssm_time_step_rank(rank)
-    embd, output = _embeddings(draw, shape, vocab, scale)
+    embd, output = embeddings(draw, shape, vocab, scale)
     w.add_tensor("token_embd.weight", embd)
     w.add_tensor("output_norm.weight", np.ones(n, np.float32))
     w.add_tensor("output.weight", output)
@@ -308,8 +316,8 @@ def write_mamba(
         decay = np.tile(-np.linspace(0.1, 2.0, state, dtype=np.float32), (inner, 1))
         w.add_tensor(f"blk.{i}.ssm_a", decay)
         w.add_tensor(f"blk.{i}.ssm_d", np.ones(inner, np.float32))
-        w.add_tensor(f"blk.{i}.ssm_out.weight", _no_channel_0(draw(f"so{i}", n, inner, std=1.5 / np.sqrt(inner))))
-    _finish(w)
+        w.add_tensor(f"blk.{i}.ssm_out.weight", no_channel_0(draw(f"so{i}", n, inner, std=1.5 / np.sqrt(inner))))
+    finish(w)
     return path
 
 
@@ -326,13 +334,13 @@ def write_gemma3(
 ) -> Path:
     """A sliding-window model: even layers see `window` tokens back, odd ones everything."""
     draw, n = drawer(seed, noise, noise_seed), shape.n_embd
-    w = _header(path, "gemma3", shape, vocab, None)
+    w = header(path, "gemma3", shape, vocab, None)
     w.add_key_length(shape.n_embd_head)
     w.add_value_length(shape.n_embd_head)
     w.add_sliding_window(window)
     w.add_sliding_window_pattern(2)
     w.add_rope_freq_base(10000.0)
-    embd, output = _embeddings(draw, shape, vocab, scale)
+    embd, output = embeddings(draw, shape, vocab, scale)
     w.add_tensor("token_embd.weight", embd / np.sqrt(n).astype(np.float32))  # the graph scales it up again
     w.add_tensor("output_norm.weight", np.ones(n, np.float32))
     w.add_tensor("output.weight", output)
@@ -340,9 +348,9 @@ def write_gemma3(
         w.add_tensor(f"blk.{i}.attn_norm.weight", np.ones(n, np.float32))
         w.add_tensor(f"blk.{i}.post_attention_norm.weight", np.ones(n, np.float32))
         w.add_tensor(f"blk.{i}.post_ffw_norm.weight", np.ones(n, np.float32))
-        _attention(w, draw, shape, i, norms=True)
-        _ffn(w, draw, shape, i)
-    _finish(w)
+        attention(w, draw, shape, i, norms=True)
+        ffn(w, draw, shape, i)
+    finish(w)
     return path
 
 
