@@ -16,8 +16,16 @@ from specgguf.errors import ConfigError
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+BARE = {flag: f"{flag}={setting.bare}" for setting in SETTINGS if setting.bare for flag in setting.flags}
+
+
 class GroupedCommand(click.Command):
-    """A command whose `--help` shows the table's settings under their sections."""
+    """A command whose `--help` shows the table's settings under their sections, and whose flags may stand bare."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As in click, which would take the word after a bare flag for its value."""
+        end = args.index("--") if "--" in args else len(args)
+        return super().parse_args(ctx, [BARE.get(word, word) for word in args[:end]] + args[end:])
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Options by section; those outside the table come last."""
@@ -86,7 +94,8 @@ def model_names(*, files: bool = True) -> list[str]:
 def option(setting: Setting) -> Callable[[F], F]:
     """The click option of one setting. Its default is None: "not given here"."""
     help_text = setting.help
-    if setting.default is not None and setting.kind not in ("bool", "draft") and setting.default != "auto":
+    unsaid = setting.kind in ("bool", "draft") or setting.default in (None, "auto", "off")
+    if not unsaid:
         help_text = f"{help_text[:-1]} [{setting.default}]."
     if setting.kind == "bool":
         return click.option(*setting.flags, setting.name, default=None, help=help_text)

@@ -14,9 +14,11 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
+
+from specgguf.cli.terminal.status import StatusOutput
 
 TOGETHER_S = 0.05  # what comes within this time of what came before was pasted with it
 PASTE_ON, PASTE_OFF = "\x1b[?2004h", "\x1b[?2004l"
@@ -31,8 +33,12 @@ class Keyboard:
         echoes: whether the terminal itself showed what was typed before.
     """
 
-    def __init__(self, *, bracketed_paste: bool = True) -> None:
+    def __init__(
+        self, *, bracketed_paste: bool = True, unsent: Callable[[list[bytes]], None] = lambda _bursts: None
+    ) -> None:
+        """`unsent` gets what was collected and read by nobody, where the process ends at once."""
         self.echoes = True
+        self._unsent = unsent
         self._fd = -1
         self._before: list[Any] = []
         self._bracketed_paste = bracketed_paste
@@ -82,6 +88,13 @@ class Keyboard:
             termios.tcsetattr(self._fd, termios.TCSANOW, self._before)
             self._write(PASTE_OFF)
 
+    def leave(self) -> None:
+        """The process ends at once: the terminal becomes what it was, and what was typed is not lost."""
+        self._pause()
+        self.give_back()
+        if self._bursts:
+            self._unsent(self._bursts)
+
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
         """A context in which somebody else reads the keyboard: what was collected is had from `take`."""
@@ -94,6 +107,10 @@ class Keyboard:
     def take(self) -> bytes:
         """The earliest burst that was collected; nothing when there is none."""
         return self._bursts.pop(0) if self._bursts else b""
+
+    def ahead(self) -> list[bytes]:
+        """The bursts that were collected; they stay."""
+        return list(self._bursts)
 
     def wait(self, timeout: float | None = None) -> bytes:
         """What is typed next; nothing after `timeout` seconds, or at the end of the terminal."""
@@ -179,7 +196,29 @@ def given_back() -> Iterator[None]:
         yield
 
 
-def give_back() -> None:
-    """As the method, before the process ends at once."""
+def agreed(status: StatusOutput, question: str) -> bool:
+    """Ask with the terminal as it was; Enter alone is a yes. Raises KeyboardInterrupt at Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with given_back():
+            status.raw(f"{question} [Y/n] ")
+            answer = sys.stdin.readline()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    return answer.strip().lower() in ("", "y", "yes")
+
+
+def is_held() -> bool:
+    """Whether a conversation holds a keyboard."""
+    return _held is not None
+
+
+def ahead() -> list[bytes]:
+    """As the method, of the keyboard that is held; with none nothing was collected."""
+    return _held.ahead() if _held is not None else []
+
+
+def leave() -> None:
+    """As the method, of the keyboard that is held; with none it does nothing."""
     if _held is not None:
-        _held.give_back()
+        _held.leave()

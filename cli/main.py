@@ -15,19 +15,25 @@ from typing import Any, NoReturn
 import click
 from specgguf.cli import exits
 
-# name -> (section, one line of help). The module of that name in `commands` has a click command of that name.
+# name -> (section, one line of help). The module of that name in `commands`, or the one that is given below, has a
+# click command of that name.
 COMMANDS: dict[str, tuple[str, str]] = {
     "chat": ("Talk", "Talk to a model; with a question, answer it and end."),
     "serve": ("Talk", "Answer over HTTP, in OpenAI's protocol."),
+    "batch": ("Talk", "Answer a file of requests, in OpenAI's batch format."),
     "bench": ("Measure", "Measure whether drafting pays: your machine, your pair, your text."),
     "fit": ("Measure", "Show what fits into this machine's memory, before loading anything."),
     "doctor": ("Measure", "Check the installation, the devices and a pair."),
     "models": ("Models", "List, fetch, verify and pair models."),
     "presets": ("Models", "Show the ready-made pairs, and save your own."),
+    "worker": ("Machines", "Lend this machine's devices to a model on another one."),
+    "export": ("Machines", "Hand a pair over to llama-server, vLLM or a compose file."),
     "sessions": ("Keep", "List, show, export and remove saved conversations."),
-    "config": ("Keep", "Show settings and where each came from."),
+    "use": ("Models", "Remember a pair: every later run begins with it."),
+    "config": ("Keep", "Show settings and where each came from; change them."),
     "completion": ("Keep", "Print the completion script for bash, zsh or fish."),
 }
+MODULES = {"worker": "machines.worker", "export": "machines.export", "use": "config"}
 
 
 class Program(click.Group):
@@ -41,7 +47,7 @@ class Program(click.Group):
         """Import the command `cmd_name`; None when there is no such command."""
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"{__package__}.commands.{cmd_name}")
+        module = importlib.import_module(f"{__package__}.commands.{MODULES.get(cmd_name, cmd_name)}")
         command = getattr(module, cmd_name)
         assert isinstance(command, click.Command)
         _accept_debug(command)

@@ -10,23 +10,24 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from specgguf.cli import exits, keyboard
+from specgguf.cli import exits, keyboard, parallel
 from specgguf.cli.pairing import ChosenPair, pick
 from specgguf.cli.settings import Settings
 from specgguf.cli.terminal import console
 from specgguf.cli.terminal.status import StatusOutput
 
-from specgguf.errors import Cancelled, SpecggufError, Unsupported
+from specgguf.errors import Cancelled, Unsupported
 
 if TYPE_CHECKING:
     from specgguf import SpeculativeLlama
 
 # Settings that are keywords of SpeculativeLlama, besides the pair itself.
-KEYWORDS = ("draft", "draft_max", "n_ctx", "n_gpu_layers", "n_threads", "flash_attn", "type_k", "type_v")
+HARDWARE = "n_ctx n_gpu_layers n_threads flash_attn type_k type_v rpc_servers tensor_split".split()
+KEYWORDS = ("draft", "draft_max", *HARDWARE)
 TICK_S = 0.1
 LOUD = "WARNING: "  # how a notice begins that must not be missed
 
@@ -51,19 +52,32 @@ class Loaded:
     pair: ChosenPair | None = None
 
 
-def open_engine(settings: Settings, status: StatusOutput, *, yes: bool = False) -> Loaded:
+def open_engine(
+    settings: Settings, status: StatusOutput, *, yes: bool = False, brief: bool = False, n_parallel_max: int = 1
+) -> Loaded:
     """Choose, download and load the pair, and say what happens meanwhile.
+
+    Args:
+        yes: download without asking.
+        brief: do not say which pair was chosen, and why.
+        n_parallel_max: the most texts at once that are provided for where the settings do not say; 1: one alone,
+            whatever they say.
 
     Raises:
         SpecggufError: whatever stands in the way, in one line.
     """
     pair = pick(settings, status, yes=yes)
     settings.sampling()  # a preset's values are in: out of range is said before loading
-    return load(pair, settings, status)
+    together = parallel.keywords(settings, pair, n_parallel_max) if n_parallel_max > 1 else {}
+    pair = replace(pair, keywords={**pair.keywords, **together})
+    loaded = load(pair, settings, status)
+    if pair.why and not brief:
+        status.say(pair.why)
+    return loaded
 
 
 def load(pair: ChosenPair, settings: Settings, status: StatusOutput, *, can_stop: bool = False) -> Loaded:
-    """Load a pair; the seconds tick on stderr. Ctrl-C ends the program.
+    """Load a pair; how far it is stands on stderr. Ctrl-C ends the program.
 
     Args:
         can_stop: Ctrl-C ends the loading instead.
@@ -71,12 +85,11 @@ def load(pair: ChosenPair, settings: Settings, status: StatusOutput, *, can_stop
     Raises:
         SpecggufError: as `open_engine`; Cancelled where it was stopped.
     """
-    if pair.why:
-        status.say(pair.why)
     draft = pair.draft_model.name if isinstance(pair.draft_model, Path) else pair.draft_model or ""
-    what = pair.model.name + (f" + {draft}" if draft else "")
     start = time.monotonic()
-    engine = _wait_for(lambda: _load(pair, settings), f"loading {what}", status, can_stop=can_stop)
+    engine = _Loading(pair, settings).wait(status, can_stop=can_stop)
+    if pair.remark:
+        status.say(pair.remark)
     for warning in getattr(engine, "warnings", ()):
         if warning.startswith(LOUD):
             status.warn(warning.removeprefix(LOUD))
@@ -110,6 +123,8 @@ def switch(
             loaded.engine = load(loaded.pair, settings, status).engine
         raise
     settings.become(wanted)
+    if pair.why:
+        status.say(pair.why)
     return found
 
 
@@ -137,35 +152,12 @@ def check_template(loaded: Loaded) -> None:
 
 def keywords(settings: Settings, pair: ChosenPair) -> dict[str, Any]:
     """The keywords of SpeculativeLlama that settings and preset ask for; what nobody set is left out."""
-    names = ["trace", *KEYWORDS, *(f"draft_{name}" for name in KEYWORDS[2:])]
+    names = ["trace", "draft_vocab", *KEYWORDS, *(f"draft_{name}" for name in KEYWORDS[2:])]
     chosen = {name: settings[name] for name in names if settings[name] is not None}
     if chosen["n_ctx"] == 0:
-        chosen["n_ctx"] = largest_n_ctx(settings, pair)
+        chosen["n_ctx"] = parallel.largest_n_ctx(settings, pair)
     follow = {f"{side}n_threads_batch": chosen.get(f"{side}n_threads") for side in ("", "draft_")}  # prompts, too
     return {**{name: n for name, n in follow.items() if n is not None}, **pair.keywords, **chosen}
-
-
-def largest_n_ctx(settings: Settings, pair: ChosenPair) -> int:
-    """The longest context with which the pair fits into this machine's free memory.
-
-    Raises:
-        SpecggufError: it fits with none.
-    """
-    from specgguf.fit import search
-    from specgguf.fit.footprint import LoadParams
-    from specgguf.fit.hardware import this_machine
-    from specgguf.models import remote_header
-
-    def plan(path: Path, prefix: str) -> LoadParams:
-        names = ("n_gpu_layers", "flash_attn", "type_k", "type_v")
-        given = {n: settings[prefix + n] for n in names if settings[prefix + n] is not None}
-        return LoadParams(remote_header.read(str(path)).hparams, **given)
-
-    draft = plan(pair.draft_model, "draft_") if isinstance(pair.draft_model, Path) else None
-    n_ctx = search.largest_n_ctx(search.Plan(this_machine(), plan(pair.model, ""), draft))
-    if not n_ctx:
-        raise SpecggufError("this pair does not fit into the free memory", hint="specgguf fit shows what would")
-    return n_ctx
 
 
 def _load(pair: ChosenPair, settings: Settings) -> SpeculativeLlama:
@@ -176,46 +168,81 @@ def _load(pair: ChosenPair, settings: Settings) -> SpeculativeLlama:
     return engine
 
 
-def _wait_for(load: Any, what: str, status: StatusOutput, *, can_stop: bool) -> SpeculativeLlama:
-    """Load in a thread, so that the seconds tick and Ctrl-C is heard at once.
+class _Loading:
+    """A pair that is loaded in a thread, so that its progress is shown and Ctrl-C is heard at once.
 
-    The native loader cannot be stopped: what it still brings after that is closed.
+    What the native loader still brings after it was told to stop is closed.
     """
-    result: dict[str, Any] = {}
-    stopped = threading.Event()
 
-    def work() -> None:
+    def __init__(self, pair: ChosenPair, settings: Settings) -> None:
+        files = [path for path in (pair.model, pair.draft_model) if isinstance(path, Path)]
+        self._what = "loading " + " + ".join(
+            path.name if isinstance(path, Path) else path for path in (pair.model, pair.draft_model) if path
+        )
+        self._sizes = {str(path): _size(path) for path in files}
+        self._shares: dict[str, float] = {}
+        self._stopped = threading.Event()
+        self._engine: SpeculativeLlama | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._work, args=(pair, settings), name="load", daemon=True)
+
+    def wait(self, status: StatusOutput, *, can_stop: bool) -> SpeculativeLlama:
+        """The engine. See `load` for Ctrl-C and what is raised."""
+        start = time.monotonic()
+        self._thread.start()
         try:
-            result["engine"] = load()
-            if stopped.is_set():
-                result["engine"].close()
-        except BaseException as error:
-            result["error"] = error
-
-    thread = threading.Thread(target=work, name="load", daemon=True)
-    start = time.monotonic()
-    thread.start()
-    try:
-        with console.quiet_keyboard():
-            while thread.is_alive():
-                status.wait(f"{what} …", f" {time.monotonic() - start:.1f} s")
-                thread.join(TICK_S)
-    except (KeyboardInterrupt, SystemExit) as end:
+            with console.quiet_keyboard():
+                while self._thread.is_alive():
+                    status.wait(f"{self._what} …", f" {self._percent()}{time.monotonic() - start:.1f} s")
+                    self._thread.join(TICK_S)
+        except (KeyboardInterrupt, SystemExit) as end:
+            status.clear()
+            self._stop(end, can_stop=can_stop)
         status.clear()
-        stopped.set()
-        if "engine" in result:  # it came at that very moment
-            result["engine"].close()
+        if self._error is not None:
+            raise self._error
+        assert self._engine is not None
+        return self._engine
+
+    def _work(self, pair: ChosenPair, settings: Settings) -> None:
+        from specgguf.native.weights import watched
+
+        try:
+            with watched(self._is_at):
+                self._engine = _load(pair, settings)
+            if self._stopped.is_set():
+                self._engine.close()
+        except BaseException as error:
+            self._error = error
+
+    def _is_at(self, path: str, share: float) -> bool:
+        self._shares[path] = share
+        return not self._stopped.is_set()
+
+    def _percent(self) -> str:
+        whole = sum(self._sizes.values())
+        if not self._shares or not whole:
+            return ""
+        return f"{sum(size * self._shares.get(path, 0.0) for path, size in self._sizes.items()) / whole:.0%}, "
+
+    def _stop(self, end: KeyboardInterrupt | SystemExit, *, can_stop: bool) -> NoReturn:
+        """The native loader is told, and may take a moment; nobody waits for it."""
+        self._stopped.set()
+        if self._engine is not None:  # it came at that very moment
+            self._engine.close()
         if can_stop and isinstance(end, KeyboardInterrupt):
-            raise Cancelled(f"{what}: stopped") from None
-        keyboard.give_back()
+            raise Cancelled(f"{self._what}: stopped") from None
+        keyboard.leave()
         sys.stdout.flush()
         code = end.code if isinstance(end, SystemExit) else exits.INTERRUPTED
         os._exit(code if isinstance(code, int) else exits.FAILED)  # nothing is there to be saved
-    status.clear()
-    if "error" in result:
-        raise result["error"]
-    engine: SpeculativeLlama = result["engine"]
-    return engine
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def thinking(settings: Mapping[str, Any]) -> bool | None:

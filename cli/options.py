@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from specgguf.config import DRAFT_MAX_DEFAULT, KV_TYPES, parse_draft
+from specgguf.config import DRAFT_MAX_DEFAULT, DRAFT_VOCABS, KV_TYPES, parse_draft
 from specgguf.errors import ConfigError
 
 YES = ("1", "true", "yes", "on")
@@ -24,9 +24,11 @@ class Setting:
     Attributes:
         name: Python keyword, config key and preset field.
         flags: the command line's spellings; a bool has "--x/--no-x".
-        kind: "text", "whole", "number", "bool", "draft", or a tuple of the allowed words.
+        kind: "text", "whole", "number", "bool", "draft", a tuple of the allowed words, or, with commas between or as a
+            list, "workers" (HOST:PORT) and "shares" (numbers).
         section: the heading it stands under in `--help`.
         env: its environment variable.
+        bare: the value that the flag stands for alone; with another one it takes an "=".
         sampling: it shapes the distribution or the length of one answer; `/set` may change it.
     """
 
@@ -39,6 +41,7 @@ class Setting:
     help: str
     metavar: str | None = None
     sampling: bool = False
+    bare: str = ""
 
     def parse(self, value: object, *, where: str) -> Any:
         """Read a value given as text (a flag, a variable, `/set`) or as TOML's own type.
@@ -51,7 +54,12 @@ class Setting:
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}", hint=error.hint) from error
         except (TypeError, ValueError) as error:
-            wanted = {"whole": "a whole number", "number": "a number", "bool": "on or off"}
+            wanted = {
+                "whole": "a whole number",
+                "number": "a number",
+                "bool": "on or off",
+                "shares": "numbers, with commas between them",
+            }
             words = ", ".join(self.kind) if isinstance(self.kind, tuple) else wanted.get(self.kind, "text")
             raise ConfigError(f"{where}: {self.name} must be {words}, not {value!r}") from error
 
@@ -69,6 +77,12 @@ class Setting:
             return text in YES
         if isinstance(value, bool):
             raise TypeError(value)
+        if self.kind == "workers":
+            from specgguf.native.rpc import wire
+
+            return tuple(map(str, wire.endpoints(value, name=self.name)))  # type: ignore[arg-type]
+        if self.kind == "shares":
+            return tuple(float(share) for share in (text.split(",") if isinstance(value, str) else value))  # type: ignore[attr-defined]
         if self.kind == "whole":
             return int(text)
         if self.kind == "number":
@@ -85,13 +99,20 @@ KV = tuple(KV_TYPES)
 
 
 def _hardware(prefix: str, flag: str, whose: str) -> tuple[Setting, ...]:
-    """The six hardware settings, of the target (no prefix) or of the draft."""
+    """The eight hardware settings, of the target (no prefix) or of the draft."""
     var = "SPECGGUF_" + prefix.upper()
     short = (lambda s: (s,)) if not prefix else (lambda s: (f"--draft{s}",) if s == "-ngl" else ())
 
-    def make(name: str, extra: tuple[str, ...], kind: str | tuple[str, ...], default: Any, text: str) -> Setting:
+    def make(
+        name: str,
+        extra: tuple[str, ...],
+        kind: str | tuple[str, ...],
+        default: Any,
+        text: str,
+        metavar: str | None = None,
+    ) -> Setting:
         flags = (*extra, f"--{flag}{name.replace('_', '-')}")
-        return Setting(prefix + name, flags, kind, default, "Hardware", var + name.upper(), text + whose)
+        return Setting(prefix + name, flags, kind, default, "Hardware", var + name.upper(), text + whose, metavar)
 
     context = "Context in tokens; 0: the largest that fits" if not prefix else "Context in tokens"
     flash = Setting(
@@ -110,8 +131,12 @@ def _hardware(prefix: str, flag: str, whose: str) -> tuple[Setting, ...]:
         flash,
         make("type_k", (), KV, None, "Type of the K cache"),
         make("type_v", (), KV, None, "Type of the V cache"),
+        make("rpc_servers", (f"--{flag}rpc",), "workers", None, "Layers on these workers, too", "HOST:PORT,…"),
+        make("tensor_split", (), "shares", None, "Shares: this machine's GPUs or CPU, then workers'", "N,N,…"),
     )
 
+
+HIGHLIGHTS = ("green", "underline", "bold")
 
 SETTINGS: tuple[Setting, ...] = (
     Setting(
@@ -139,8 +164,20 @@ SETTINGS: tuple[Setting, ...] = (
         "The most tokens drafted in one round.", "N",
     ),
     Setting(
+        "draft_vocab", ("--draft-vocab",), DRAFT_VOCABS, None, "Drafting", "SPECGGUF_DRAFT_VOCAB",
+        "Vocabulary of a draft: the target's (same), or any.", "same|any",
+    ),
+    Setting(
         "trace", ("--trace",), "text", None, "Drafting", "SPECGGUF_TRACE",
         "Append every decision about drafting to FILE, as JSON lines.", "FILE",
+    ),
+    Setting(
+        "n_parallel", ("--n-parallel", "--parallel"), "whole", None, "Together", "SPECGGUF_N_PARALLEL",
+        "Texts at once, in shared passes; else what fits.", "N",
+    ),
+    Setting(
+        "cache_tokens", ("--cache-tokens",), "whole", None, "Together", "SPECGGUF_CACHE_TOKENS",
+        "Tokens that the caches hold for all together; else --n-ctx each.", "N",
     ),
     *_hardware("", "", "."),
     *_hardware("draft_", "draft-", ", draft model."),
@@ -181,8 +218,8 @@ SETTINGS: tuple[Setting, ...] = (
         "System prompt, or @FILE.", "TEXT|@FILE",
     ),
     Setting(
-        "overflow", ("--overflow",), ("drop", "stop"), "drop", "Conversation", "SPECGGUF_OVERFLOW",
-        "Context full: drop the oldest turns, or stop.", "drop|stop",
+        "overflow", ("--overflow",), ("drop", "stop", "compact"), "drop", "Conversation", "SPECGGUF_OVERFLOW",
+        "Context full: drop the oldest turns, stop, or let the model sum them up.", "drop|stop|compact",
     ),
     Setting(
         "save", ("--save/--no-save",), "bool", True, "Conversation", "SPECGGUF_SAVE",
@@ -193,8 +230,8 @@ SETTINGS: tuple[Setting, ...] = (
         "Keep what was typed, for the arrow keys.",
     ),
     Setting(
-        "highlight", ("--highlight/--no-highlight",), "bool", False, "Display", "SPECGGUF_HIGHLIGHT",
-        "Show which words the draft model wrote.",
+        "highlight", ("--highlight",), ("off", "on", *HIGHLIGHTS), "off", "Display", "SPECGGUF_HIGHLIGHT",
+        f"Show which words the draft model wrote; with = {', '.join(HIGHLIGHTS)} or off.", "[=STYLE]", bare="on",
     ),
     Setting(
         "think", ("--think",), ("dim", "show", "hide"), "dim", "Display", "SPECGGUF_THINK",
@@ -205,8 +242,16 @@ SETTINGS: tuple[Setting, ...] = (
         "Format the answer, block by block.",
     ),
     Setting(
-        "wrap", ("--wrap/--no-wrap",), "bool", True, "Display", "SPECGGUF_WRAP",
-        "Wrap words at the terminal's edge; code is left alone.",
+        "wrap", ("--wrap",), "whole", 100, "Display", "SPECGGUF_WRAP",
+        "Wrap prose at N columns or the terminal's edge, code never; 0: nothing.", "N",
+    ),
+    Setting(
+        "plain", ("--plain/--no-plain",), "bool", False, "Display", "SPECGGUF_PLAIN",
+        "For screen readers, Emacs and logs: words, no colours, no line that changes.",
+    ),
+    Setting(
+        "bell", ("--bell",), "number", 20.0, "Display", "SPECGGUF_BELL",
+        "Ring after an answer of S seconds and more; 0: never.", "S",
     ),
     Setting(
         "stats", ("--stats/--no-stats",), "bool", True, "Display", "SPECGGUF_STATS",

@@ -35,7 +35,8 @@ class ChosenPair:
         model: the target's file.
         draft_model: the draft's file, "ngram", or None.
         model_ref, draft_ref: what the user would type to get them again.
-        why: one line about a choice that was made for the user; empty where nothing was.
+        why: one line about a preset that was chosen for the user; empty where none was.
+        remark: one line about what drafts, where nobody named it.
         keywords: what a preset sets beyond the settings table.
     """
 
@@ -44,6 +45,7 @@ class ChosenPair:
     model_ref: str
     draft_ref: str
     why: str = ""
+    remark: str = ""
     keywords: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -77,8 +79,9 @@ def pick(settings: Settings, status: StatusOutput, *, yes: bool = False) -> Chos
             keywords = preset_keywords(choice.preset)
             _consent(choice.references, choice.preset.name, settings, status, yes)
     files = choice.files(lambda ref: _resolve(ref, settings, status))
-    why = choice.why or files.why
-    return ChosenPair(files.model, files.draft_model, choice.model_ref, files.draft_ref, why, keywords)
+    return ChosenPair(
+        files.model, files.draft_model, choice.model_ref, files.draft_ref, choice.why, files.why, keywords
+    )
 
 
 def _resolve(ref: ModelFile | str, settings: Settings, status: StatusOutput) -> Path:
@@ -90,8 +93,6 @@ def _resolve(ref: ModelFile | str, settings: Settings, status: StatusOutput) -> 
 
 def _offer_what_is_here(status: StatusOutput) -> str:
     """Propose a pair that other programs brought already, before anything is downloaded; its model, or nothing."""
-    from specgguf.cli.settings import config_file
-
     from specgguf.fit import draft_candidates
     from specgguf.fit.hardware import this_machine
     from specgguf.models import inventory
@@ -103,18 +104,11 @@ def _offer_what_is_here(status: StatusOutput) -> str:
         if draft is None:
             continue
         status.tell(f"{model.name} ({human_bytes(model.bytes)}) is here already, and {draft.name} can draft for it")
-        if not _agreed(status, "Talk to that?"):
+        if not keyboard.agreed(status, "Talk to that?"):
             return ""
-        status.say(f'model = "{model.name}" in {config_file()} makes it the default')
+        status.say(f"specgguf use '{model.name}' makes it the default")
         return model.name
     return ""
-
-
-def _agreed(status: StatusOutput, question: str) -> bool:
-    with keyboard.given_back():
-        status.raw(f"{question} [Y/n] ")
-        answer = sys.stdin.readline()
-    return answer.strip().lower() in ("", "y", "yes")
 
 
 def _missing(wanted: Sequence[ModelFile | str]) -> list[ModelFile]:
@@ -139,7 +133,7 @@ def _consent(wanted: list[ModelFile | str], preset: str, settings: Settings, sta
     again = f"specgguf chat -p {preset} --yes"
     if not sys.stdin.isatty():
         raise SpecggufError(f"{size} would have to be downloaded, and nobody is here to ask", hint=again)
-    if not _agreed(status, "Download?"):
+    if not keyboard.agreed(status, "Download?"):
         raise SpecggufError("nothing was downloaded", hint="-m FILE uses a model that you have")
 
 

@@ -6,6 +6,7 @@ Reads config.toml and the environment once; a value always carries its origin. K
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -201,3 +202,42 @@ def read_config(path: Path) -> dict[str, Any]:
         if key not in BY_NAME:
             raise ConfigError(f"{path}: unknown key '{key}'", hint=did_you_mean(key, BY_NAME))
     return content
+
+
+def write_config(path: Path, changes: Mapping[str, Any]) -> None:
+    """Change keys of a settings file, and nothing else in it; None takes one out. The file is replaced as a whole.
+
+    Raises:
+        ConfigError: it is no settings file, or one that cannot be changed line by line. OSError: it cannot be written.
+    """
+    expected = {name: value for name, value in {**read_config(path), **changes}.items() if value is not None}
+    text = path.read_text(encoding="utf-8-sig") if path.exists() else ""
+    for name, value in changes.items():
+        line = "" if value is None else f"{name} = {toml(value)}\n"
+        text, n = re.subn(rf"(?m)^[ \t]*{name}[ \t]*=.*(?:\n|\Z)", lambda _: line, text, count=1)  # noqa: B023
+        if not n and line:
+            text = (text if text.endswith("\n") or not text else text + "\n") + line
+    path = path.resolve()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.new")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        if _is_not(temporary, expected):
+            raise ConfigError(f"{path} cannot be changed by a program", hint=f"edit it: {', '.join(changes)}")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _is_not(path: Path, expected: Mapping[str, Any]) -> bool:
+    try:
+        return read_config(path) != expected
+    except ConfigError:
+        return True
+
+
+def toml(value: object) -> str:
+    """A value as it stands in config.toml."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str | tuple) else str(value)

@@ -2,26 +2,35 @@
 
     python examples/batch.py [TARGET.gguf [DRAFT.gguf]] < prompts.txt > answers.jsonl
 
-Prompts run one after another: speculative decoding shortens the wait for one answer, it does not fill a batch. Prompts
-that begin alike share what the caches hold.
+Calls from several threads run together, in shared forward passes. Prompts that begin alike share what the caches hold.
+A file in OpenAI's format that can be interrupted: `specgguf batch`.
 """
 
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 from specgguf import SpecggufError, SpeculativeLlama
 
-prompts = [line.strip() for line in sys.stdin if line.strip()]
-llm = SpeculativeLlama(*sys.argv[1:3]) if sys.argv[1:] else SpeculativeLlama.from_preset("demo")
+N_PARALLEL = 4
 
-with llm:
-    for i, prompt in enumerate(prompts, 1):
-        record = {"prompt": prompt}
-        try:
-            reply = llm.create_chat_completion([{"role": "user", "content": prompt}], max_tokens=200, seed=i)
-            record |= {"answer": reply["choices"][0]["message"]["content"], **reply["usage"]}
-        except SpecggufError as error:  # a prompt that is too long does not end the batch
-            record["error"] = str(error)
+prompts = [line.strip() for line in sys.stdin if line.strip()]
+if sys.argv[1:]:
+    llm = SpeculativeLlama(*sys.argv[1:3], n_parallel=N_PARALLEL)
+else:
+    llm = SpeculativeLlama.from_preset("demo", n_parallel=N_PARALLEL)
+
+
+def answer(i: int, prompt: str) -> dict[str, object]:
+    try:
+        reply = llm.create_chat_completion([{"role": "user", "content": prompt}], max_tokens=200, seed=i)
+    except SpecggufError as error:  # a prompt that is too long does not end the batch
+        return {"prompt": prompt, "error": str(error)}
+    return {"prompt": prompt, "answer": reply["choices"][0]["message"]["content"], **reply["usage"]}
+
+
+with llm, ThreadPoolExecutor(N_PARALLEL) as pool:
+    for n, record in enumerate(pool.map(answer, range(len(prompts)), prompts), 1):
         print(json.dumps(record, ensure_ascii=False), flush=True)
-        print(f"\r{i} of {len(prompts)}, {llm.stats.tokens_per_second:.1f} tokens/s", end="", file=sys.stderr)
+        print(f"\r{n} of {len(prompts)}, {llm.stats.n_generated} tokens", end="", file=sys.stderr)
     print(file=sys.stderr)

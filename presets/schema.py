@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from specgguf.config import DRAFT_MAX_LIMIT, KV_TYPES, SamplingParams, from_mapping, require_whole
+from specgguf.config import DRAFT_MAX_LIMIT, KV_TYPES, SamplingParams, from_mapping, require_draft_vocab, require_whole
 from specgguf.errors import ConfigError
 
 OPEN_LICENSES = ("Apache-2.0", "MIT")
@@ -133,8 +133,13 @@ class Preset:
     type_v: str = "f16"
     draft_type_k: str = "f16"
     draft_type_v: str = "f16"
+    rpc_servers: tuple[str, ...] | None = None
+    draft_rpc_servers: tuple[str, ...] | None = None
+    tensor_split: tuple[float, ...] | None = None
+    draft_tensor_split: tuple[float, ...] | None = None
     draft_first: int = 4
     draft_max: int = 5
+    draft_vocab: str = "any"
     thinking: bool | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
     source: str = ""
@@ -149,6 +154,7 @@ class Preset:
         require_whole("n_ubatch", self.n_ubatch, 1)
         require_whole("draft_max", self.draft_max, 1, DRAFT_MAX_LIMIT)
         require_whole("draft_first", self.draft_first, 0, self.draft_max)
+        require_draft_vocab(self.draft_vocab)
         for key in ("n_gpu_layers", "n_threads"):
             if getattr(self, key) is not None:
                 require_whole(key, getattr(self, key), -1)
@@ -163,6 +169,12 @@ class Preset:
         for key in ("summary", "source"):
             if not isinstance(getattr(self, key), str):
                 raise ConfigError(f"{key} must be a text, not {getattr(self, key)!r}")
+        for key in ("rpc_servers", "draft_rpc_servers", "tensor_split", "draft_tensor_split"):
+            value = getattr(self, key)
+            kinds: Any = str if key.endswith("servers") else (int, float)
+            if value is not None and not (isinstance(value, list | tuple) and all(isinstance(v, kinds) for v in value)):
+                raise ConfigError(f"{key} must be a list of {'texts' if kinds is str else 'numbers'}, not {value!r}")
+            object.__setattr__(self, key, tuple(value) if value else None)
         from_mapping(SamplingParams, self.sampling, where="sampling")
 
     @property
@@ -170,7 +182,7 @@ class Preset:
         """What this preset says to `specgguf.SpeculativeLlama`."""
         names = (
             "n_ctx n_gpu_layers n_batch n_ubatch n_threads flash_attn type_k type_v draft_type_k draft_type_v "
-            "draft_first draft_max"
+            "rpc_servers draft_rpc_servers tensor_split draft_tensor_split draft_first draft_max draft_vocab"
         )
         chosen = {name: getattr(self, name) for name in names.split()}
         chosen |= {"draft_flash_attn": self.flash_attn, "draft_n_gpu_layers": self.n_gpu_layers}

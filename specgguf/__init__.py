@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from .api import SpeculativeLlama
+    from .batched import BatchProgress, BatchResult
     from .config import DraftConfig, SamplingParams
     from .decode.generation import Generation
     from .decode.records import Chunk, Round
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "SpeculativeLlama": "api",
+    "BatchProgress": "batched",
+    "BatchResult": "batched",
     "DraftConfig": "config",
     "SamplingParams": "config",
     "BackendError": "errors",
@@ -50,6 +53,8 @@ _HOMES = {
 
 __all__ = [
     "BackendError",
+    "BatchProgress",
+    "BatchResult",
     "Busy",
     "Cancelled",
     "Chunk",

@@ -8,7 +8,7 @@ text by `text`, dicts by `completion`.
 from __future__ import annotations
 
 import inspect
-import os
+import itertools
 import random
 import time
 import uuid
@@ -18,16 +18,18 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Unpack, overload
 
-from . import scoring
-from .calls import ChatOptions, Chunks, CompletionOptions, Json, Messages, Prompt, Reply, Streamed, Whole
+from . import batched, scoring
+from .batched import BatchProgress, BatchResult
+from .calls import AsyncCalls, ChatOptions, Chunks, CompletionOptions, Json, Messages, Prompt, Reply, Streamed, Whole
 from .config import DraftConfig, SamplingParams, parse_draft
 from .control.trace import Trace, to_file
 from .decode.generation import Generation, check_prompt
+from .decode.records import TokenLogprob
 from .decode.stats import Stats
-from .errors import ConfigError, Unsupported
-from .grammar.cursor import compile_grammar
+from .errors import ConfigError, SpecggufError, Unsupported
+from .grammar.cursor import CompiledGrammar, compile_grammar, compiled
 from .llama_names import LlamaNames
-from .loading import open_pair
+from .loading import Places, open_pair
 from .text import tokenize as prompts
 from .text.arguments import completion_params, draft_config, token_ids, tool_request
 from .text.completion import ChatCompletion, Completion, ResponseMetadata, TextCompletion
@@ -37,13 +39,16 @@ from .text.stream import ChunkStream
 from .text.template import ChatTemplate, RenderedPrompt
 
 
-class SpeculativeLlama(LlamaNames):
+class SpeculativeLlama(LlamaNames, AsyncCalls):
     """A target model whose tokens a draft model may write, with the target's own distribution.
 
     Args:
         model_path: the target's GGUF file.
         draft_model_path: the draft's GGUF file, "ngram" (n-grams of the text itself), or None: plain decoding.
-        n_ctx: context length in tokens of both; 0 takes the model's own.
+        n_ctx: context length in tokens of both, for each generation; 0 takes the model's own.
+        n_parallel: how many generations run at once, in shared passes; calls beyond them wait. Each has its own text,
+            settings and draft length.
+        cache_tokens: what the caches hold for all of them together; None: n_ctx for each.
         n_gpu_layers: None offloads all layers where the build can; an explicit number that it cannot serve is
             one of `warnings`.
         draft: "auto" (0..draft_max tokens, whatever is fastest), an int (always that many), or "off".
@@ -54,7 +59,10 @@ class SpeculativeLlama(LlamaNames):
         seed: makes calls without a seed of their own repeatable; 0 is a seed, None draws one.
         draft_first: the draft length while nothing was measured yet.
         draft_temperature: the draft's own temperature (any is exact); None takes the target's.
+        draft_vocab: "any" maps a draft of another vocabulary to the target's tokens; "same" refuses it.
         chat_format: one of llama-cpp-python's formats instead of the file's own template.
+        rpc_servers: HOST:PORT of workers (`specgguf worker`) that take layers of the target, one or several;
+            `draft_rpc_servers` of the draft. `tensor_split` is then this machine's share and theirs.
         trace: a file that gets a JSON line per decision of the adaptive controller, or a callable for the records.
         keywords: any of `llama_cpp.Llama` for the target; the same with `draft_` for the draft.
 
@@ -73,6 +81,8 @@ class SpeculativeLlama(LlamaNames):
         *,
         n_ctx: int = 4096,
         n_gpu_layers: int | None = None,
+        n_parallel: int = 1,
+        cache_tokens: int | None = None,
         draft: int | str = "auto",
         draft_max: int = 5,
         verify: str = "auto",
@@ -80,22 +90,33 @@ class SpeculativeLlama(LlamaNames):
         seed: int | None = None,
         draft_first: int = 4,
         draft_temperature: float | None = None,
+        draft_vocab: str = "any",
         chat_format: str | None = None,
+        rpc_servers: str | Sequence[str] | None = None,
         trace: str | Trace | None = None,
         **keywords: Any,
     ) -> None:
         self._arguments = {k: v for k, v in locals().items() if k not in ("self", "keywords", "__class__")} | keywords
-        config = DraftConfig(draft, draft_max, verify, draft_temperature, draft_first)
-        keywords |= {"n_ctx": n_ctx, "n_gpu_layers": n_gpu_layers}
+        config = DraftConfig(draft, draft_max, verify, draft_temperature, draft_first, draft_vocab)
+        keywords |= {"n_ctx": n_ctx, "n_gpu_layers": n_gpu_layers, "rpc_servers": rpc_servers}
         trace = to_file(trace) if isinstance(trace, str) else trace
-        self._pair = open_pair(model_path, draft_model_path, config, strict=strict, keywords=keywords, trace=trace)
+        self._pair = open_pair(
+            model_path,
+            draft_model_path,
+            config,
+            strict=strict,
+            places=Places(n_parallel, cache_tokens),
+            keywords=keywords,
+            trace=trace,
+        )
         self._finalizer = weakref.finalize(self, self._pair.close)  # also at exit, before modules are torn down
         self._engine = self._pair.engine
         self._config = config
         self._seeds = None if seed is None else random.Random(seed)
         self.model_path = model_path
         self.draft_model_path = draft_model_path
-        self.warnings = self._pair.warnings
+        placement = [f"{side}: {where}" for side, where in self._pair.placement.items()]
+        self.warnings = placement + self._pair.warnings
         self._chat_format = chat_format
         self._template_made: ChatTemplate | None = None
 
@@ -112,39 +133,6 @@ class SpeculativeLlama(LlamaNames):
         draft = None if files.draft_model is None else str(files.draft_model)
         own = choice.preset.keywords if choice.preset is not None else {}
         return cls(str(files.model), draft, **(own | keywords))
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        repo_id: str,
-        filename: str | None = None,
-        *,
-        draft_repo_id: str | None = None,
-        draft_filename: str | None = None,
-        offline: bool | None = None,
-        additional_files: Sequence[str] | None = None,
-        local_dir: str | os.PathLike[str] | None = None,
-        local_dir_use_symlinks: object = "auto",
-        cache_dir: object = None,
-        **keywords: Any,
-    ) -> SpeculativeLlama:
-        """Load files of Hugging Face repositories: `filename` is a file's name, a pattern ("*q8_0.gguf") or a
-        quantisation ("Q4_K_M").
-
-        Args:
-            local_dir: keep them there. additional_files: fetch these too.
-        """
-        from .models import patterns
-
-        if cache_dir is not None:
-            raise Unsupported("cache_dir is not supported", hint="set HF_HUB_CACHE, or give local_dir")
-
-        def path(repo: str, file: str | None) -> str:
-            return str(patterns.resolve(repo, file, local_dir=local_dir, offline=offline))
-
-        for file in additional_files or ():
-            path(repo_id, file)
-        return cls(path(repo_id, filename), path(draft_repo_id, draft_filename) if draft_repo_id else None, **keywords)
 
     @property
     def draft(self) -> int | str:
@@ -165,8 +153,13 @@ class SpeculativeLlama(LlamaNames):
         self._config = replace(self._config, draft_max=value)
 
     @property
+    def n_parallel(self) -> int:
+        """How many generations run at once."""
+        return self._engine.n_parallel
+
+    @property
     def stats(self) -> Stats:
-        """Sums over all generations."""
+        """Sums over all generations; seconds that several spend together count once."""
         return self._engine.stats
 
     @property
@@ -189,7 +182,7 @@ class SpeculativeLlama(LlamaNames):
     def decode_s(self) -> float:
         """Seconds inside llama.cpp's decoding so far, both models together: the rest of a run is Python's."""
         models = (self._engine.target, self._engine.draft_model)
-        return sum(model.decode_s for model in models if model is not None)
+        return sum(model.context.decode_s for model in models if model is not None)
 
     def n_ctx(self) -> int:
         """The context's length in tokens."""
@@ -206,6 +199,11 @@ class SpeculativeLlama(LlamaNames):
     def token_eos(self) -> int:
         """The end-of-text id."""
         return self._pair.weights.eos
+
+    @property
+    def eog_tokens(self) -> frozenset[int]:
+        """The ids that end a text, the end-of-text id among them."""
+        return self._pair.weights.eog
 
     def token_nl(self) -> int:
         """The id of a newline."""
@@ -245,6 +243,14 @@ class SpeculativeLlama(LlamaNames):
         tokens = prompts.rendered_ids(self._pair.weights, prompt, add_bos=add_bos, n_ctx=self.n_ctx())
         return RenderedPrompt(tokens, open_reasoning(prompt))
 
+    def compile_grammar(self, grammar: Any) -> CompiledGrammar:
+        """A grammar, in any form that `grammar=` takes, for any number of calls with it: it is compiled now, once.
+
+        Raises:
+            ConfigError: it is none, cannot be kept to, or is too large. Busy: others are still being compiled.
+        """
+        return compiled(grammar, self._pair.weights)
+
     @property
     def _template(self) -> ChatTemplate:
         if self._template_made is None:
@@ -270,6 +276,46 @@ class SpeculativeLlama(LlamaNames):
         """
         config = draft_config(self._config, draft, draft_max)
         return self._generation(tokens, params or SamplingParams(), config, timeout)
+
+    def generate_batch(
+        self,
+        prompts: Iterable[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        draft: int | str | None = None,
+        draft_max: int | None = None,
+        in_order: bool = False,
+        progress: Callable[[BatchProgress], None] | None = None,
+    ) -> Iterator[BatchResult]:
+        """What follows each of many prompts, `n_parallel` of them at a time; a prompt that cannot be answered is a
+        result with an `error`, and the others go on. Closing the iterator ends what runs.
+
+        Args:
+            prompts: texts or token ids (`render` makes those of a conversation); may be a generator.
+            params: for all of them, or one for each.
+            in_order: results in the order of the prompts; else as they end.
+            progress: told after every round.
+
+        Raises:
+            ConfigError: at once, for settings that are none, or fewer `params` than prompts.
+        """
+        config = draft_config(self._config, draft, draft_max)
+        n_prompts = len(prompts) if isinstance(prompts, Sequence) else None
+        if isinstance(params, Sequence) and n_prompts is not None and len(params) != n_prompts:
+            raise ConfigError(f"{n_prompts} prompts and {len(params)} params: give one for all, or one for each")
+        each = iter(params) if isinstance(params, Sequence) else itertools.repeat(params or SamplingParams())
+        wanted = (self._wanted(prompt, one, config) for prompt, one in zip(prompts, each, strict=False))
+        return batched.run(self._engine, wanted, n_prompts=n_prompts, in_order=in_order, progress=progress)
+
+    def _wanted(self, prompt: Prompt, params: SamplingParams, config: DraftConfig) -> batched.Wanted:
+        try:
+            tokens = prompts.prompt_ids(self._pair.weights, prompt, None, self.n_ctx())
+            check_prompt(tokens, self.n_ctx())
+        except SpecggufError as error:
+            return batched.Wanted([], error=error)
+        n_more = params.max_tokens if params.max_tokens and params.max_tokens > 0 else self.n_ctx()
+        n_tokens = min(len(tokens) + n_more, self.n_ctx())
+        return batched.Wanted(tokens, n_tokens, lambda: self._generation(tokens, params, config, None))
 
     def _generation(
         self,
@@ -369,15 +415,19 @@ class SpeculativeLlama(LlamaNames):
         generation = self._generation(tokens, params, config, call["timeout"])
         writer = None
         if (n_top := call["logprobs"]) is not None:
-            scores = scoring.score(self._engine, tokens, n_top, call["timeout"], generation) if echo else []
+            scores = self._scores(tokens, n_top, call["timeout"], generation) if echo else []
             writer = LogprobWriter(self._piece, len(text), list(zip(tokens, scores, strict=False)))
         return TextCompletion(
             self._metadata_of(call),
             generation,
-            lock=lambda: self._engine.lock(call["timeout"]),
             logprobs=writer,
             echo=text if echo else "",
         )
+
+    def _scores(
+        self, tokens: Sequence[int], n_top: int, timeout: float | None, generation: Generation
+    ) -> list[TokenLogprob | None]:
+        return scoring.score(self._engine, tokens, n_top, timeout, lambda: generation.cancelled)
 
     def _metadata_of(self, call: Mapping[str, Any]) -> ResponseMetadata:
         return ResponseMetadata(f"cmpl-{uuid.uuid4()}", int(time.time()), call["model"] or self.model_path)
@@ -471,7 +521,6 @@ class SpeculativeLlama(LlamaNames):
         return ChatCompletion(
             self._metadata_of(call),
             self._generation(prompt, params, config, call["timeout"], ReasoningSplitter(prompt.reasoning_tag)),
-            lock=lambda: self._engine.lock(call["timeout"]),
             logprobs=ChatLogprobWriter(self._piece) if call["logprobs"] else None,
             tool_names=request.names,
             forced_tool=request.forced,

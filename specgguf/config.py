@@ -20,6 +20,7 @@ T = TypeVar("T")
 
 DRAFT_MAX_DEFAULT = 5
 DRAFT_MAX_LIMIT = 16
+DRAFT_VOCABS = ("same", "any")  # whose vocabulary a draft may have: the target's alone, or another one
 BIAS_LIMIT = 1e30  # logits are 32 bits wide: beyond it, sums and penalties would leave their range
 
 # Context types that `Llama` takes as ggml numbers, by the names that people type.
@@ -138,6 +139,7 @@ class DraftConfig:
         draft_first: the draft length while nothing was measured yet.
         verify: "auto", "token" (Leviathan et al. 2023) or "block" (Sun et al. 2025).
         temperature: the draft's own temperature; None takes the target's. Any value is exact.
+        vocab: "any" maps a draft of another vocabulary to the target's tokens; "same" refuses it.
     """
 
     draft: int | str = "auto"
@@ -145,6 +147,7 @@ class DraftConfig:
     verify: str = "auto"
     temperature: float | None = None
     draft_first: int = 4
+    vocab: str = "any"
 
     def __post_init__(self) -> None:
         require_whole("draft_first", self.draft_first, 0, DRAFT_MAX_LIMIT)
@@ -153,6 +156,7 @@ class DraftConfig:
             require_number("draft_temperature", self.temperature, -math.inf, math.inf)
         if self.verify not in ("auto", "token", "block"):
             raise ConfigError(f"verify must be auto, token or block, not {self.verify!r}")
+        require_draft_vocab(self.vocab)
         object.__setattr__(self, "draft", parse_draft(self.draft))
         if isinstance(self.draft, int) and self.draft > self.draft_max:
             object.__setattr__(self, "draft_max", self.draft)
@@ -175,6 +179,12 @@ def parse_draft(value: object) -> int | str:
     if not 0 <= number <= DRAFT_MAX_LIMIT:
         raise ConfigError(f"draft must be auto, off, or a number from 1 to {DRAFT_MAX_LIMIT}, not {value!r}")
     return number or "off"
+
+
+def require_draft_vocab(value: object) -> None:
+    """Raise ConfigError unless `value` is one of `DRAFT_VOCABS`."""
+    if value not in DRAFT_VOCABS:
+        raise ConfigError(f"draft_vocab must be {' or '.join(DRAFT_VOCABS)}, not {value!r}")
 
 
 def kv_type(value: int | str | None, *, name: str) -> int | None:

@@ -10,6 +10,7 @@
     ├── Busy             another caller owns the engine
     ├── Cancelled        stopped on request
     └── BackendError     llama.cpp failed
+        └── WorkerLost   another machine's worker does not answer, or not any more
 
 A message is one line that names what is wrong; `hint` is what to type or change next.
 """
@@ -62,3 +63,7 @@ class Cancelled(SpecggufError):
 
 class BackendError(SpecggufError):
     """llama.cpp could not load, allocate or decode."""
+
+
+class WorkerLost(BackendError):
+    """A worker does not answer, or not any more: what its part of a model held is gone; the next request connects."""

@@ -6,7 +6,8 @@ A base of `SpeculativeLlama`. It knows the loaded pair's weights and contexts, a
 from __future__ import annotations
 
 import os
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Self
 
 from .errors import Unsupported
 from .loading import LoadedPair
@@ -77,6 +78,40 @@ class LlamaNames:
     _pair: LoadedPair
     _arguments: dict[str, Any]  # that this was made with
     verbose = False
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        repo_id: str,
+        filename: str | None = None,
+        *,
+        draft_repo_id: str | None = None,
+        draft_filename: str | None = None,
+        offline: bool | None = None,
+        additional_files: Sequence[str] | None = None,
+        local_dir: str | os.PathLike[str] | None = None,
+        local_dir_use_symlinks: object = "auto",
+        cache_dir: object = None,
+        **keywords: Any,
+    ) -> Self:
+        """Load files of Hugging Face repositories: `filename` is a file's name, a pattern ("*q8_0.gguf") or a
+        quantisation ("Q4_K_M").
+
+        Args:
+            local_dir: keep them there. additional_files: fetch these too.
+        """
+        from .models import patterns
+
+        if cache_dir is not None:
+            raise Unsupported("cache_dir is not supported", hint="set HF_HUB_CACHE, or give local_dir")
+
+        def path(repo: str, file: str | None) -> str:
+            return str(patterns.resolve(repo, file, local_dir=local_dir, offline=offline))
+
+        for file in additional_files or ():
+            path(repo_id, file)
+        draft = path(draft_repo_id, draft_filename) if draft_repo_id else None
+        return cls(path(repo_id, filename), draft, **keywords)  # type: ignore[call-arg]  # as `SpeculativeLlama` does
 
     def __getattr__(self, name: str) -> Any:
         if name in REFUSED:

@@ -24,7 +24,8 @@ PREFIX = "specgguf-"
 # What a settings file says to the engine; the names are SpeculativeLlama's.
 ENGINE_KEYS = (
     "draft draft_max n_ctx n_gpu_layers n_threads flash_attn type_k type_v draft_n_ctx draft_n_gpu_layers "
-    "draft_n_threads draft_flash_attn draft_type_k draft_type_v"
+    "draft_n_threads draft_flash_attn draft_type_k draft_type_v rpc_servers draft_rpc_servers tensor_split "
+    "draft_tensor_split"
 ).split()
 SAMPLING_KEYS = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "max_tokens", "seed")
 

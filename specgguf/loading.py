@@ -13,12 +13,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .config import DRAFT_MAX_LIMIT, DraftConfig, did_you_mean, kv_type, require_whole
+from .control.calibration import ROWS_MAX
 from .control.trace import Trace
+from .decode.vocab_map import VocabMap
 from .engine import Engine
 from .errors import ConfigError, SpecggufError, Unsupported
-from .native import backend, compat, vocab
-from .native.context import Model
+from .models import header, hparams, slim
+from .native import backend, compat
+from .native.context import Context, Model
+from .native.heads import contexts as heads
+from .native.mapped import pair
+from .native.mapped.slimmed import open_draft
+from .native.rpc import wire
+from .native.sequence import Sequence
 from .native.weights import Weights
+from .turns.caches import CELLS_BESIDE
 
 INSTALL_LINES = (
     'CUDA: CMAKE_ARGS="-DGGML_CUDA=on" pip install --force-reinstall --no-cache-dir llama-cpp-python; '
@@ -33,7 +42,37 @@ REFUSED = {
     "chat_handler": "specgguf renders the model's own template; name a format with chat_format",
     "tokenizer": "specgguf uses the tokenizer in the file",
 }
+N_PARALLEL_MAX = 64
+HEADS = "heads"
+OURS = ("rpc_servers",)  # which llama-cpp-python swallows
 IGNORED = ("logits_all", "verbose")  # rows are computed where they are needed; native logs are kept off stderr
+
+
+@dataclass(frozen=True)
+class Places:
+    """For how many generations at once contexts are made.
+
+    Attributes:
+        n_parallel: generations.
+        cache_tokens: that the caches hold for all of them together; None: the context length for each.
+    """
+
+    n_parallel: int = 1
+    cache_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        require_whole("n_parallel", self.n_parallel, 1, N_PARALLEL_MAX)
+        if self.cache_tokens is not None:
+            require_whole("cache_tokens", self.cache_tokens, 2, 2**31 - 1)
+            if self.n_parallel == 1:
+                raise ConfigError("cache_tokens is for n_parallel above 1", hint="n_ctx sets the length of a context")
+
+    def keywords(self, n_ctx: int) -> dict[str, Any]:
+        """Of `native.context.Context`, for sequences of `n_ctx` tokens."""
+        if self.n_parallel == 1:
+            return {}
+        n_cells = self.cache_tokens or self.n_parallel * (n_ctx + CELLS_BESIDE)
+        return {"n_seq_max": self.n_parallel, "n_cells": max(n_cells, 2)}
 
 
 @dataclass
@@ -44,6 +83,12 @@ class LoadedPair:
     weights: Weights
     draft_weights: Weights | None = None
     warnings: list[str] = field(default_factory=list)
+
+    @property
+    def placement(self) -> dict[str, str]:
+        """Which layers lie where, in words, of the models that have some on workers."""
+        sides = {"target": self.weights, "draft": self.draft_weights}
+        return {side: one.placement for side, one in sides.items() if one is not None and one.placement}
 
     def close(self) -> None:
         """Free both, the draft first."""
@@ -63,53 +108,97 @@ def open_pair(
     config: DraftConfig,
     *,
     strict: bool = False,
+    places: Places = Places(),
     keywords: Mapping[str, Any],
     trace: Trace | None = None,
 ) -> LoadedPair:
     """Load a target, and a draft if one is named.
 
     Args:
-        model_path, draft_model_path: files; the draft may be "ngram".
+        model_path, draft_model_path: files; the draft may be "ngram", or "heads": the model's own.
         config: drafting defaults.
         strict: pad single tokens to two, see `native.context.Context`.
-        keywords: of `llama_cpp.Llama`, for the target and with `draft_` for the draft.
+        places: for how many generations at once.
+        keywords: of `llama_cpp.Llama`, for the target and with `draft_` for the draft; and `rpc_servers`.
 
     Raises:
-        ConfigError, Unsupported: a keyword.
+        ConfigError, Unsupported: a keyword; "heads" of a file without any.
         ModelNotFound, BackendError: a file.
-        VocabMismatch: the draft has another vocabulary.
+        VocabMismatch: the draft has another vocabulary, or hardly any token in common.
     """
     warnings: list[str] = []
     target_keys, draft_keys = _split(keywords)
-    weights, target, draft_weights, draft = None, None, None, None
+    weights, target, draft_weights, draft, found = None, None, None, None, None
     try:
-        weights = Weights(model_path, _load_keys(target_keys, warnings, "n_gpu_layers"))
-        if draft_model_path not in (None, "ngram"):
+        own_heads = draft_model_path == HEADS
+        if own_heads:
+            _check_heads(model_path)
+        own = {"native_params": heads.LOAD} if own_heads else {}
+        weights = Weights(model_path, _load_keys(target_keys, warnings, "n_gpu_layers"), **own)
+        if slim.SOURCE in weights.metadata:
+            raise Unsupported(f"{model_path} is a slimmed draft: it cannot answer by itself", hint="-d takes it")
+        if draft_model_path not in (None, "ngram", HEADS):
             assert draft_model_path is not None
+            _check_draft_file(draft_model_path)
             load_keys = _load_keys(draft_keys, warnings, "draft_n_gpu_layers")
             if os.path.realpath(draft_model_path) == os.path.realpath(model_path) and load_keys == weights.keywords:
                 draft_weights = weights
             else:
-                draft_weights = Weights(draft_model_path, load_keys)
-                vocab.require_compatible(weights.vocab, draft_weights.vocab, (model_path, draft_model_path))
+                draft_weights = open_draft(draft_model_path, load_keys)
+                found = pair.vocab_map(weights, draft_weights, draft_vocab=config.vocab)
+                if found is not None and found.share < 1.0:
+                    warnings.append(_told(found, draft_model_path))
         pad_to = 2 if strict else 1
-        target = _model(weights, target_keys, pad_to, n_rs_seq=config.draft_max if draft_model_path else 0)
+        n_rs_seq = config.draft_max if draft_model_path else 0
+        target = _model(weights, target_keys, places, pad_to, n_rs_seq=n_rs_seq)
         if draft_weights is not None:
-            draft = _model(draft_weights, {"n_ctx": target.n_ctx, **draft_keys}, pad_to)
-        engine = Engine(target, draft or draft_model_path, config, trace=trace)
+            draft = _model(draft_weights, {"n_ctx": target.n_ctx, **draft_keys}, places, pad_to)
+        if own_heads:
+            assert isinstance(target.context, Context)
+            draft = heads.PredictionHeads(target.context).follow(target, 0)[0]
+        engine = Engine(target, draft or draft_model_path, config, vocab_map=found, trace=trace)
     except BaseException:
         for part in (draft, target, draft_weights, weights):
             if part is not None:
-                part.close()
+                (part if isinstance(part, Weights) else part.context).close()
         raise
     if engine.off_reason and draft_model_path is not None:
         warnings.append(f"drafting is off: {engine.off_reason}")
     return LoadedPair(engine, weights, draft_weights, warnings)
 
 
+def _check_heads(path: str) -> None:
+    """Raise Unsupported unless a file has prediction heads that can draft. One that cannot be read is llama.cpp's to
+    refuse."""
+    header.check_gguf(path)
+    heads.check_available()
+    if not hparams.prediction_heads_of(path):
+        raise Unsupported(
+            f"{path} has no prediction heads that can draft", hint="name a draft's file, or ngram, or leave -d out"
+        )
+
+
+def _check_draft_file(path: str) -> None:
+    try:
+        found = header.read(path)
+    except (header.GgufError, OSError):
+        return
+    if found.architecture == "gemma4-assistant":
+        raise Unsupported(f"{path} shares the cache of its Gemma 4: not supported", hint="-d ngram, or a small Gemma")
+    if hparams.holds_heads_alone(found):
+        raise Unsupported(
+            f"{path} holds prediction heads alone", hint="-d heads, with a file of the model that has them inside"
+        )
+
+
+def _told(vocab_map: VocabMap, path: str) -> str:
+    name = os.path.basename(path)
+    return f"{vocab_map.share:.0%} of {name}'s tokens are the target's; it may draft these alone: acceptance is lower"
+
+
 def _split(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Keywords of the target and of the draft, checked against `Llama`'s own."""
-    known = compat.llama_keywords()
+    known = compat.llama_keywords().union(OURS)
     target: dict[str, Any] = {}
     draft: dict[str, Any] = {}
     for key, value in keywords.items():
@@ -121,6 +210,7 @@ def _split(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
             raise ConfigError(f"unknown keyword '{key}'", hint=hint)
         if name not in IGNORED and name not in REFUSED:
             (target if name == key else draft)[name] = value
+    _check_workers(target, draft)
     for side, prefix in ((target, ""), (draft, "draft_")):
         for name in ("type_k", "type_v"):
             if name in side:
@@ -136,11 +226,32 @@ def _split(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
     return target, draft
 
 
+def _check_workers(target: dict[str, Any], draft: dict[str, Any]) -> None:
+    """Read both sides' `rpc_servers`; a side without any has none."""
+    taken: set[wire.Endpoint] = set()
+    for side, prefix in ((target, ""), (draft, "draft_")):
+        servers = side.pop("rpc_servers", None)
+        if not servers:
+            continue
+        workers = wire.endpoints(servers, name=f"{prefix}rpc_servers")
+        if twice := taken.intersection(workers):
+            raise ConfigError(
+                f"worker {min(twice)} cannot serve target and draft: it serves one model at a time",
+                hint="start another on that machine: specgguf worker --port N",
+            )
+        if side.get("split_mode") not in (None, 1):
+            raise Unsupported(
+                f"{prefix}split_mode={side['split_mode']} is not supported with workers: they take layers"
+            )
+        taken.update(workers)
+        side["rpc_servers"] = [str(worker) for worker in workers]
+
+
 def _load_keys(keys: Mapping[str, Any], warnings: list[str], name: str) -> dict[str, Any]:
     """The keywords that `Llama` gets: layers and threads decided, context lengths left out."""
     keys = {k: v for k, v in keys.items() if k not in CONTEXT_KEYS}
     layers = keys.get("n_gpu_layers")
-    offload = backend.supports_gpu_offload()
+    offload = backend.supports_gpu_offload() or "rpc_servers" in keys
     if layers is None:
         keys["n_gpu_layers"] = -1 if offload else 0
     elif layers != 0 and not offload:
@@ -154,15 +265,15 @@ def _load_keys(keys: Mapping[str, Any], warnings: list[str], name: str) -> dict[
     return keys
 
 
-def _model(weights: Weights, keys: Mapping[str, Any], pad_to: int, n_rs_seq: int = 0) -> Model:
+def _model(weights: Weights, keys: Mapping[str, Any], places: Places, pad_to: int, n_rs_seq: int = 0) -> Sequence:
+    own = {key: keys[key] for key in CONTEXT_KEYS if key in keys and keys[key] is not None}
+    settings = {"n_outputs_max": DRAFT_MAX_LIMIT + 1, "pad_to": pad_to, "n_rs_seq": n_rs_seq, **own}
     try:
-        return Model(
-            weights,
-            n_outputs_max=DRAFT_MAX_LIMIT + 1,
-            pad_to=pad_to,
-            n_rs_seq=n_rs_seq,
-            **{key: keys[key] for key in CONTEXT_KEYS if key in keys and keys[key] is not None},
-        )
+        if places.n_parallel == 1:
+            return Model(weights, **settings)
+        settings["n_ctx"] = own.get("n_ctx") or weights.n_ctx_train
+        settings["n_outputs_max"] = min(places.n_parallel * (DRAFT_MAX_LIMIT + 1), max(ROWS_MAX, places.n_parallel))
+        return Context(weights, **settings, **places.keywords(settings["n_ctx"])).sequences[0]
     except SpecggufError as error:
         error.hint = error.hint or "a smaller --n-ctx, fewer GPU layers, or a smaller KV cache (--type-k q8_0)"
         raise

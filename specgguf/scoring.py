@@ -5,9 +5,9 @@ No token is drawn and nothing is drafted. It speaks tokens, and knows no text an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from .decode.generation import Generation, check_prompt
+from .decode.generation import check_prompt
 from .decode.records import TokenLogprob
 from .decode.sampling import logprob
 from .engine import Engine
@@ -19,30 +19,28 @@ def score(
     tokens: Sequence[int],
     n_top: int,
     timeout: float | None = None,
-    generation: Generation | None = None,
+    cancelled: Callable[[], bool] = lambda: False,
 ) -> list[TokenLogprob | None]:
-    """One entry per token, None for the first, which nothing comes before. The caches hold the tokens afterwards.
+    """One entry per token, None for the first, which nothing comes before.
 
     Args:
         n_top: likeliest tokens to report in each place.
-        timeout: as `Engine.lock`'s.
-        generation: what it is done for; cancelled with it.
+        timeout: seconds to wait for other generations.
+        cancelled: whether nobody waits for it any more.
 
     Raises:
         ConfigError, ContextFull: see `check_prompt`. Busy, Cancelled, BackendError: while reading.
     """
-    target = engine.target
-    check_prompt(tokens, target.n_ctx)
+    check_prompt(tokens, engine.target.n_ctx)
     scores: list[TokenLogprob | None] = [None]
-    with engine.lock(timeout):
-        engine.clear()
-        target.resume()
+    with engine.borrow(len(tokens), cancelled, timeout) as target:
         width = target.context.n_outputs_max
         for start in range(0, len(tokens) - 1, width):
             part = tokens[start : min(start + width, len(tokens) - 1)]
-            rows = target.extend(part, len(part))
-            if generation is not None and generation.cancelled:
-                raise Cancelled("stopped")
             following = tokens[start + 1 : start + 1 + len(part)]
-            scores += [TokenLogprob(t, *logprob(row, t, n_top)) for row, t in zip(rows, following, strict=True)]
+            with engine.lock():
+                rows = target.extend(part, len(part))
+                if cancelled():
+                    raise Cancelled("stopped")
+                scores += [TokenLogprob(t, *logprob(row, t, n_top)) for row, t in zip(rows, following, strict=True)]
     return scores

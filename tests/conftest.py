@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support import tiny
+from support import clients, tiny
 
 from specgguf.control import cost_cache
+from specgguf.native.rpc import library
 
 NOISE = 0.35  # of a draft's weights: it agrees with its target on six tokens of ten, about
 
@@ -20,6 +21,13 @@ class Pair:
 
     target: Path
     draft: Path
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Some clients leave sockets and loops to the garbage collector, which may find them in any later test."""
+    if clients.large_ones():
+        for kind in ("ResourceWarning", "pytest.PytestUnraisableExceptionWarning"):
+            config.addinivalue_line("filterwarnings", f"ignore::{kind}")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -84,3 +92,20 @@ def tiny_sliding(tiny_folder: Path) -> Pair:
 def tiny_wide(tiny_folder: Path) -> Path:
     """Dense, one layer, 151,936 ids: decodes in about a millisecond, costs the host what Qwen costs it."""
     return tiny.write_llama(tiny_folder / "wide.gguf", tiny.numbered(151936), shape=tiny.NARROW)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that need RPC are skipped where the build has none; `pytest_terminal_summary` says so."""
+    needing = [item for item in items if item.get_closest_marker("rpc")]
+    if needing and not library.has_rpc():
+        for item in needing:
+            item.add_marker(pytest.mark.skip(reason="this llama-cpp-python has no RPC"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    skipped = [r for r in terminalreporter.getreports("skipped") if "no RPC" in str(r.longrepr)]
+    if skipped:
+        terminalreporter.write_line(
+            f"NOT RUN: {len(skipped)} tests that need RPC (scripts/rpc_build; then scripts/test runs them)",
+            yellow=True,
+        )

@@ -65,7 +65,8 @@ def make(request: pytest.FixtureRequest) -> Iterator[Make]:
         keywords = {"n_ctx": 512, "draft": 3, **ONE, "flash_attn": False, **own, **keywords}
         with pytest.MonkeyPatch.context() as patch:
             if memory == "checkpoint":
-                patch.setattr(backend, "n_rs_seq", lambda ctx: 0)
+                limits = backend.limits
+                patch.setattr(backend, "limits", lambda ctx: limits(ctx)._replace(n_rs_seq=0))
             llm = SpeculativeLlama(str(pair.target), str(pair.draft), **keywords)
         made.append(llm)
         ways = {

@@ -603,7 +603,7 @@ def test_a_cancel_that_was_meant_for_the_one_before_is_not_heard(
 
     def late(*arguments: Any) -> int:
         if next(calls) == 1:
-            llm._engine._turns.interrupt()
+            llm._engine.target.context.cancel()
         return decode(*arguments)
 
     long = PROMPT + " word" * 250

@@ -110,6 +110,12 @@ def test_serving(tiny_chat: Pair) -> None:
         process.communicate()
 
 
+def test_vllm_offline(tiny_chat: Pair) -> None:
+    out = run("vllm_offline", tiny_chat).stdout
+    assert len(re.findall(r"^  [01]: ['\"].*['\"] \((?:stop|length), \d+ tokens\)$", out, re.MULTILINE)) == 6
+    assert re.search(r"^accepted \d+ of \d+ drafted tokens$", out, re.MULTILINE)
+
+
 def test_every_example_is_tested() -> None:
     tested = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
     assert {path.stem for path in EXAMPLES.glob("*.py")} <= tested

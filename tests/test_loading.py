@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from conftest import Pair
-from support import models
+from support import models, tiny
 
 from specgguf import BackendError, ConfigError, ModelNotFound, Unsupported, VocabMismatch, loading
 from specgguf.config import DraftConfig
-from specgguf.decode.drafters import ModelDrafter, NgramDrafter
+from specgguf.decode.drafters import NgramDrafter
 from specgguf.loading import open_pair, physical_cores
 from specgguf.native import backend
 from specgguf.native.context import Context
@@ -79,7 +79,7 @@ def test_keywords_reach_the_side_that_they_are_for(opener: Opener) -> None:
     target, draft = pair.engine.target, pair.engine.draft_model
     assert draft is not None
     assert (target.n_ctx, draft.n_ctx) == (200, 100)
-    assert (target.n_batch, draft.n_batch) == (64, 48)
+    assert (target.context.n_batch, draft.context.n_batch) == (64, 48)
     assert pair.weights.llama.context_params.rope_freq_base == 5000.0
     assert pair.draft_weights is not None
     assert pair.draft_weights.llama.context_params.rope_freq_base != 5000.0
@@ -153,7 +153,7 @@ def test_any_batch_size_holds_a_verify_pass(opener: Opener, n_batch: int, n_ubat
     pair = opener(config=DraftConfig(draft=16), n_batch=n_batch, n_ubatch=n_ubatch)
     for model in (pair.engine.target, pair.engine.draft_model):
         assert model is not None
-        assert 17 <= model.n_batch <= 256
+        assert 17 <= model.context.n_batch <= 256
         assert model.extend([5] * 40, 17).shape == (17, 8)
 
 
@@ -201,11 +201,13 @@ def test_a_build_with_a_gpu_offloads_everything_unless_told_otherwise(
 
 def test_kinds_of_drafts(opener: Opener) -> None:
     with_model, ngrams, alone = opener(), opener("ngram"), opener(None)
-    assert isinstance(with_model.engine.drafter, ModelDrafter)
+    assert with_model.engine.has_drafter
     assert with_model.engine.off_reason == ngrams.engine.off_reason == ""
     assert isinstance(ngrams.engine.ngrams, NgramDrafter)
     assert ngrams.draft_weights is None
-    assert alone.engine.drafter is alone.engine.ngrams is None
+    assert not ngrams.engine.has_drafter
+    assert not alone.engine.has_drafter
+    assert alone.engine.ngrams is None
     assert alone.engine.off_reason == "no draft model"
     assert alone.warnings == [], "nobody asked for a draft"
 
@@ -226,7 +228,7 @@ def test_a_file_as_its_own_draft_is_loaded_once(opener: Opener, tmp_path: Path) 
 def test_strict_pads_single_tokens(opener: Opener, strict: bool) -> None:
     pair = opener(strict=strict)
     assert pair.engine.draft_model is not None
-    assert pair.engine.target.pad_to == pair.engine.draft_model.pad_to == 1 + strict
+    assert pair.engine.target.context.pad_to == pair.engine.draft_model.context.pad_to == 1 + strict
 
 
 def test_native_rollback_is_asked_for_where_something_drafts(tiny_hybrid: Pair) -> None:
@@ -289,9 +291,18 @@ def test_a_draft_that_cannot_be_loaded(opener: Opener, tmp_path: Path, name: str
     assert closed == ["Weights target"]
 
 
-def test_a_draft_of_another_vocabulary(opener: Opener, tiny_chat: Pair, closed: list[str]) -> None:
+def test_a_draft_of_another_vocabulary_is_mapped(opener: Opener, tmp_path: Path) -> None:
+    """Said with the part that both have."""
+    path = tiny.write_llama(tmp_path / "other.gguf", tiny.byte_level(["ab"]))
+    pair = opener(str(path))
+    assert pair.warnings == [
+        "3% of other.gguf's tokens are the target's; it may draft these alone: acceptance is lower"
+    ]
+
+
+def test_a_draft_of_another_vocabulary_that_is_not_wanted(opener: Opener, tiny_chat: Pair, closed: list[str]) -> None:
     with pytest.raises(VocabMismatch) as caught:
-        opener(str(tiny_chat.draft))
+        opener(str(tiny_chat.draft), config=DraftConfig(draft=3, vocab="same"))
     assert str(tiny_chat.draft) in str(caught.value)
     assert opener.target in str(caught.value)
     assert closed == ["Weights draft", "Weights target"]
@@ -311,11 +322,11 @@ def test_a_context_that_cannot_be_made_says_what_to_do(
 
 
 @pytest.mark.real
-def test_smollm2_cannot_draft_for_qwen() -> None:
+def test_smollm2_is_refused_for_qwen_where_the_vocabulary_must_be_the_same() -> None:
     """The first token that differs is named."""
     qwen, smollm = str(models.demo_pair()[1]), str(models.smollm2())
     with pytest.raises(VocabMismatch, match=r"smollm2|SmolLM2") as caught:
-        open_pair(qwen, smollm, OFF, keywords={"n_ctx": 64})
+        open_pair(qwen, smollm, DraftConfig(draft=3, vocab="same"), keywords={"n_ctx": 64})
     assert "token " in str(caught.value)
     assert "in the target and" in str(caught.value)
 

@@ -20,7 +20,7 @@ from fetch_models import SOURCES
 
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = ("specgguf", "cli", "presets")
-KINDS = (".py", ".toml", ".typed", ".jsonl")  # what the parts are made of
+KINDS = (".py", ".toml", ".typed", ".jsonl", ".gz")  # what the parts are made of
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,7 @@ from specgguf.decode.drafters import ModelDrafter, Proposal
 from specgguf.decode.generation import generate
 from specgguf.decode.records import Round
 from specgguf.decode.sampling import Rng, Transform
+from specgguf.native import sequence as native
 from specgguf.native.context import Model
 from specgguf.native.weights import Weights
 
@@ -174,7 +175,7 @@ def gap(row: np.ndarray) -> float:
     return float(best[1] - best[0])
 
 
-def gaps(model: Model, prompt: Sequence[int], tokens: Sequence[int], width: int) -> np.ndarray:
+def gaps(model: native.Sequence, prompt: Sequence[int], tokens: Sequence[int], width: int) -> np.ndarray:
     """The gap before each of `tokens`, fed to the model `width` at a time."""
     fed = [*prompt[-1:], *tokens[:-1]]
     model.clear()
@@ -203,6 +204,25 @@ def test_the_demo_pair_differs_from_plain_only_at_a_near_tie() -> None:
         one, wide = (gaps(target, prompt, answer, width) for width in (1, k + 1))
         noise = float(np.abs(one - wide).max())
         assert one[differ[0]] <= noise, f"a gap of {one[differ[0]]:.3f} where the noise is {noise:.3f}"
+
+
+def test_a_draft_of_another_vocabulary(pair: tuple[Path, Path], plain: list[list[int]]) -> None:
+    """SmolLM2 for Qwen: greedy text is that of plain decoding, and sampled text comes with accepted tokens."""
+    with SpeculativeLlama(str(pair[0]), str(models.smollm2()), n_ctx=512, strict=True, draft=3, **THREADS) as llm:
+        assert any("80% of SmolLM2" in warning for warning in llm.warnings)
+        for question, answer in zip(QUESTIONS[:3], plain, strict=False):
+            assert text(llm.generate(prompt_of(llm, question), GREEDY).rounds()) == answer, question
+            assert llm.last_stats.draft_n_accepted > 0
+        sampled = SamplingParams(temperature=0.8, max_tokens=40, seed=1)
+        for question in (
+            QUESTIONS[4],
+            "用中文写一句关于海的话。",
+            "اكتب جملة عن البحر.",
+            "Three emoji for a party: 🎉",
+        ):
+            assert text(llm.generate(prompt_of(llm, question), sampled).rounds())
+            assert llm.last_stats.draft_n > 0
+            assert llm.last_stats.off_reason == ""
 
 
 def test_a_sliding_window_over_three_turns() -> None:

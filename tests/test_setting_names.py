@@ -25,18 +25,20 @@ OURS = set(inspect.signature(SpeculativeLlama.__init__).parameters)
 CALLS = set(calls.CompletionOptions.__annotations__) | set(calls.ChatOptions.__annotations__)
 
 # The program's alone: no engine has them.
-PROGRAM = "preset offline system overflow save history highlight think markdown wrap stats color".split()
+PROGRAM = "preset offline system overflow save history highlight think markdown wrap plain bell stats color".split()
 # A keyword that llama-cpp-python or a chat template named before us.
 OTHER_KEYWORDS = {"model": "model_path", "draft_model": "draft_model_path", "thinking": "enable_thinking"}
 # Settings of drafting itself: everywhere else the prefix means "of the draft model".
-OF_DRAFTING = {"draft", "draft_max", "draft_first", "draft_temperature"}
+OF_DRAFTING = {"draft", "draft_max", "draft_first", "draft_temperature", "draft_vocab"}
 # Of a preset alone: what it is, whom it is for, and keywords that no flag sets.
 PRESET_ALONE = {
     "name", "summary", "match", "use", "budget_mib", "source", "experimental", "sampling",
     "n_batch", "n_ubatch", "draft_first",
 }  # fmt: skip
 # Other names of one flag: llama.cpp's short forms.
-SHORT = {"-m", "-d", "-p", "-c", "-t", "-ngl", "-s", "--draft-ngl", "--temp"}
+SHORT = {"--parallel", "-m", "-d", "-p", "-c", "-t", "-ngl", "-s", "--draft-ngl", "--temp", "--rpc", "--draft-rpc"}
+# A hardware keyword that llama-cpp-python lacks.
+OUR_HARDWARE = {"rpc_servers"}
 
 by_setting = pytest.mark.parametrize("setting", SETTINGS, ids=lambda s: s.name)
 
@@ -64,7 +66,7 @@ def test_the_keyword_is_the_name(setting: Setting) -> None:
 @by_setting
 def test_the_preset_field_is_the_name(setting: Setting) -> None:
     """Or it is one that a preset does not carry."""
-    not_carried = {*PROGRAM, "draft", "trace", "max_tokens", "seed"}
+    not_carried = {*PROGRAM, "draft", "trace", "max_tokens", "seed", "n_parallel", "cache_tokens"}
     not_carried |= {"draft_n_ctx", "draft_n_gpu_layers", "draft_n_threads", "draft_flash_attn"}
     known = {f.name for f in fields(Preset)} | {f.name for f in fields(SamplingParams)}
     assert setting.name in known | not_carried
@@ -85,7 +87,7 @@ def test_what_begins_with_draft_is_the_drafts_or_listed() -> None:
         s.name for s in SETTINGS if s.name.startswith("draft")
     }
     for name in names - OF_DRAFTING - {"draft_model", "draft_model_path"}:
-        assert name.removeprefix("draft_") in LLAMA, name
+        assert name.removeprefix("draft_") in LLAMA | OUR_HARDWARE, name
     drafting = {name for name in OF_DRAFTING if name in OURS}
     assert drafting == OF_DRAFTING
     own = {f.name if f.name.startswith("draft") else f"draft_{f.name}" for f in fields(DraftConfig)} - {"draft_verify"}

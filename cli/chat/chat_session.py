@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from specgguf.cli import open_pair
-from specgguf.cli.chat import attachments
 from specgguf.cli.chat.conversation import Conversation
 from specgguf.cli.chat.display import Display
+from specgguf.cli.chat.input import attachments
 from specgguf.cli.chat.saved.autosave import Autosave
 from specgguf.cli.chat.saved.sessions import Session
 from specgguf.cli.chat.turn import Answer
@@ -27,6 +27,7 @@ class ChatSession:
     Attributes:
         attached: files that go with the next message.
         listed: what a numbered list showed last, for the command that a number follows.
+        picks: the command that a number alone is given to: a numbered list was shown last.
         refused: the command that was refused because it would lose something; given again it is obeyed.
         debug: show the tracebacks of errors.
     """
@@ -38,6 +39,7 @@ class ChatSession:
     autosave: Autosave
     attached: list[attachments.Attachment] = field(default_factory=list)
     listed: list[str] = field(default_factory=list)
+    picks: str = ""
     refused: str = ""
     debug: bool = False
 
@@ -47,7 +49,7 @@ class ChatSession:
 
     def take(self, session: Session) -> None:
         """Go on with `session`, and say where it stood."""
-        self.conversation.resume(session.messages, session.pending, session.branches)
+        self.conversation.take_up(session)
         self.tell(session)
 
     def tell(self, session: Session) -> None:
@@ -108,7 +110,7 @@ class ChatSession:
         del self.attached[: len(files)]  # from here on they are part of the question
         try:
             with console.quiet_keyboard():
-                answer = self.conversation.send(text, self.display.sink())
+                answer = self.conversation.send(text, self.display.show)
         except ContextFull:  # nothing was sent
             self.attached[:0] = files
             if files:
@@ -121,7 +123,7 @@ class ChatSession:
         """Go on with the last answer, and show what comes."""
         self.describe()
         with console.quiet_keyboard():
-            answer = self.conversation.more(self.display.sink())
+            answer = self.conversation.more(self.display.show)
         if answer is None:
             self.status.tell("there is no answer to go on with")
             return
@@ -135,6 +137,8 @@ class ChatSession:
             else:
                 self.status.say("stopped before the first word; the question is taken back (/retry asks it again)")
             return
+        if answer.is_known:
+            self.status.say("the same answer as before, kept once")
         n, n_all = self.conversation.answers()
         if n_all > 1:
             self.status.say(f"answer {n} of {n_all} (/prev shows the one before)")

@@ -8,6 +8,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
@@ -19,7 +20,7 @@ from specgguf.cli.chat.input import prompt, reader
 from specgguf.cli.chat.saved.sessions import Session
 from specgguf.cli.interrupts import LeaveNow
 from specgguf.cli.keyboard import Keyboard
-from specgguf.cli.settings import data_dir
+from specgguf.cli.settings import Settings, data_dir
 from specgguf.cli.terminal import console
 from specgguf.cli.terminal.stats_view import joined
 
@@ -29,7 +30,7 @@ LEAVING = ("exit", "quit", "bye")  # alone, they are no question
 
 def run(chat: ChatSession, keyboard: Keyboard, session: Session | None = None) -> int:
     """Hold the conversation, which may go on from `session`; returns the exit code."""
-    history = data_dir() / "history" if chat.settings["history"] else None
+    history = history_of(chat.settings)
     banner(chat, first_run=history is None or not history.exists())
     if session is not None:
         chat.tell(session)
@@ -39,19 +40,29 @@ def run(chat: ChatSession, keyboard: Keyboard, session: Session | None = None) -
         history=history,
         complete=lambda text: slash.complete(chat, text),
         color=chat.display.style.color,
+        plain=chat.settings["plain"],
     )
     try:
         return _converse(chat, messages)
     finally:
         messages.close()
+        with contextlib.suppress(OSError):  # the terminal is gone
+            chat.status.unring()
+
+
+def history_of(settings: Settings) -> Path | None:
+    """The file that keeps what was typed, or None where nothing is to be kept."""
+    return data_dir() / "history" if settings["history"] else None
 
 
 def _converse(chat: ChatSession, messages: prompt.Reader) -> int:
     pressed = -LEAVE_WITHIN_S
     while True:
         try:
-            turn(chat, messages.read())
-            if chat.status.style.live:
+            message = messages.read()
+            chat.status.unring()
+            turn(chat, message)
+            if chat.status.style.tty:
                 chat.status.raw("\n")
         except (EOFError, Leave):
             return goodbye(chat, exits.OK)
@@ -70,6 +81,9 @@ def turn(chat: ChatSession, message: prompt.Typed) -> None:
     text, literal = message
     if not literal and text.strip().lower() in LEAVING:
         raise Leave
+    picks, chat.picks = chat.picks, ""
+    if picks and not literal and text.strip().isdecimal() and 1 <= int(text) <= len(chat.listed):
+        text = f"/{picks} {text.strip()}"
     try:
         question: str | None = text
         if not literal and slash.is_command(text):
@@ -91,8 +105,9 @@ def banner(chat: ChatSession, *, first_run: bool) -> None:
     n_ctx = loaded.engine.n_ctx()
     width = console.width(chat.status.stream)
     say(joined([loaded.model, drafted, f"context {n_ctx:,}, loaded in {loaded.load_s:.1f} s"], width))
-    say("/help: commands; Alt-Enter: new line; Ctrl-C: stop an answer; Ctrl-D: leave")
-    if first_run and loaded.draft_model and not chat.settings["highlight"]:
+    new_line = '""": many lines' if chat.settings["plain"] else "Alt-Enter: new line"
+    say(f"/help: commands; {new_line}; Ctrl-C: stop an answer; Ctrl-D: leave")
+    if first_run and loaded.draft_model and chat.settings["highlight"] == "off":
         say("/highlight shows which words the draft model wrote")
     chat.display.legend_once()
 

@@ -9,18 +9,22 @@ from typing import Any
 
 import click
 from specgguf.cli import exits
-from specgguf.cli.chat import attachments
 from specgguf.cli.chat.chat_session import ChatSession
+from specgguf.cli.chat.input import attachments
 
 from specgguf.errors import ConfigError
 
 STDIN = "-"
+OPENAI_KEYS = {"schema", "strict", "name", "description"}  # of a schema's envelope; "schema" is no keyword of schemas
 
 
-def read_question(words: Sequence[str]) -> str | None:
+def read_question(words: Sequence[str], *, asked_by: str = "") -> str | None:
     """The question in `words` and stdin; None when there is none and a person sits at the keyboard.
 
     Text that is piped in follows the words after a blank line; "-" stands for stdin alone.
+
+    Args:
+        asked_by: the flag that wants a conversation to be gone on with.
 
     Raises:
         click.UsageError: there is nothing to ask.
@@ -33,6 +37,8 @@ def read_question(words: Sequence[str]) -> str | None:
         return said or None
     piped = "" if sys.stdin is None else _read_stdin()
     parts = [part for part in ("" if said == STDIN else said, piped) if part.strip()]
+    if not parts and asked_by:
+        raise click.UsageError(f"{asked_by} goes on in a terminal, or with a question behind it: stdin is neither")
     if not parts:
         raise click.UsageError("nothing to ask: no question was given and stdin is empty")
     return "\n\n".join(parts)
@@ -40,6 +46,8 @@ def read_question(words: Sequence[str]) -> str | None:
 
 def answer_shape(schema: str | None, grammar: str | None) -> dict[str, Any]:
     """What every answer is held to, from the files of --schema and --grammar, as the engine's keywords.
+
+    A schema may stand in the file as it is, or in OpenAI's shape: {"schema": …, "strict": false}.
 
     Raises:
         ConfigError: a file cannot be read, or is no JSON.
@@ -56,6 +64,8 @@ def answer_shape(schema: str | None, grammar: str | None) -> dict[str, Any]:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"--schema {schema} is not JSON: {error}") from error
+    if isinstance(content, dict) and isinstance(content.get("schema"), dict) and not content.keys() - OPENAI_KEYS:
+        return {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", **content}}}
     return {"response_format": {"type": "json_object", "schema": content}}
 
 
@@ -71,7 +81,7 @@ def run(chat: ChatSession, question: str) -> int:
     chat.describe()
     chat.display.legend_once()
     try:
-        answer = chat.conversation.send(chat.with_files(question), chat.display.sink())
+        answer = chat.conversation.send(chat.with_files(question), chat.display.show)
         chat.display.after(answer, chat.conversation.loaded.engine)
     finally:
         if left in chat.autosave.unanswered:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specgguf.cli.chat.actions import files, keep, settings, turns
+from specgguf.cli.chat.actions import context, files, keep, race, settings, turns
+from specgguf.cli.options import HIGHLIGHTS
 from specgguf.cli.terminal import console
 
 from specgguf.config import did_you_mean
@@ -46,10 +47,11 @@ class Command:
 COMMANDS: tuple[Command, ...] = (
     Command("draft", "off|auto|N", "Draft", "switch drafting off or on, or always draft N tokens", settings.draft,
             ("auto", "off", "4")),
-    Command("highlight", "", "Draft", "show in colour which words the draft model wrote, or stop that",
-            settings.highlight, ("on", "off")),
+    Command("highlight", "[STYLE|off]", "Draft", "show which words the draft wrote: green, underline or bold",
+            settings.highlight, ("on", "off", *HIGHLIGHTS)),
     Command("stats", "", "Draft", "how often drafts were accepted, and where the time went", settings.stats,
             ("on", "off")),
+    Command("race", "", "Draft", "the last question again, plain and drafted, without keeping it", race.race),
     Command("undo", "", "Turns", "take the last question and its answer back", turns.undo),
     Command("redo", "", "Turns", "bring back what /undo took", turns.redo),
     Command("retry", "", "Turns", "answer the last question again; the old answer is kept", turns.retry),
@@ -76,7 +78,9 @@ COMMANDS: tuple[Command, ...] = (
             settings.think, ("on", "off", "dim", "show", "hide")),
     Command("model", "[REF [DRAFT]]", "Settings", "show the models, those here by number, or go on with others",
             settings.model, settings.complete_model),
-    Command("context", "", "Settings", "what fills the context", settings.context),
+    Command("context", "", "Settings", "what fills the context", context.context),
+    Command("compact", "[undo]", "Settings", "send a summary instead of what was said before the last turn",
+            context.compact, ("undo",)),
     Command("help", "[NAME]", "Leave", "this list, or one command", lambda chat, words: show_help(chat, words)),
     Command("exit", "", "Leave", "leave; specgguf chat --continue comes back", turns.leave),
 )  # fmt: skip

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +17,7 @@ from specgguf.errors import Cancelled
 if TYPE_CHECKING:
     from specgguf import SpeculativeLlama
     from specgguf.decode.records import Chunk
+    from specgguf.decode.stats import Stats
     from specgguf.text.completion import Completion
     from specgguf.text.template import RenderedPrompt
 
@@ -30,6 +33,8 @@ class Answer:
         finish_reason: "stop", "length", "tool_calls", or None when it was interrupted.
         reply: what the engine makes it from, once it was asked.
         begun: what it goes on from, where it was cut before: that message of the assistant's.
+        is_known: the question got the very same answer before.
+        first_s, total_s: seconds from the question to its first word, and to its end.
     """
 
     spans: list[Span] = field(default_factory=list)
@@ -37,6 +42,9 @@ class Answer:
     interrupted: bool = False
     reply: Completion | None = None
     begun: Message | None = None
+    is_known: bool = False
+    first_s: float = 0.0
+    total_s: float = 0.0
 
     @property
     def usage(self) -> dict[str, Any]:
@@ -44,9 +52,15 @@ class Answer:
         return self.reply.usage() if self.reply is not None else {}
 
     @property
+    def stats(self) -> Stats:
+        """What was drafted, and how long it took. The engine was asked."""
+        assert self.reply is not None
+        return self.reply.generation.stats
+
+    @property
     def timings(self) -> dict[str, Any]:
         """llama.cpp's timings."""
-        return self.reply.generation.stats.timings() if self.reply is not None else {}
+        return self.stats.timings() if self.reply is not None else {}
 
     @property
     def text(self) -> str:
@@ -84,6 +98,10 @@ class Answer:
         }
 
 
+# Shows an answer of an engine while it is made: a context with the sink for it.
+Show = Callable[[Answer, "SpeculativeLlama"], AbstractContextManager[Sink]]
+
+
 def ask(
     engine: SpeculativeLlama,
     prompt: RenderedPrompt,
@@ -102,6 +120,7 @@ def ask(
     """
     from specgguf.text.completion import FINISH_REASONS
 
+    started = time.monotonic()
     try:
         reply = engine.chat(prompt, **sampling)
         generation = reply.generation
@@ -110,6 +129,7 @@ def ask(
         with contextlib.closing(generation):
             for chunk in generation:
                 for span in spans_of(chunk):
+                    answer.first_s = answer.first_s or time.monotonic() - started
                     answer.spans.append(span)
                     sink.span(span)
                 answer.finish_reason = FINISH_REASONS.get(chunk.finish_reason or "")
@@ -119,6 +139,7 @@ def ask(
         if isinstance(error, KeyboardInterrupt):
             raise
     finally:
+        answer.total_s = time.monotonic() - started
         sink.end()
 
 

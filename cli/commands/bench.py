@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from specgguf.cli.open_pair import Loaded
 from specgguf.cli.options import BY_NAME
 from specgguf.cli.settings import Settings, gather
 from specgguf.cli.terminal import bench_view, console
-from specgguf.cli.terminal.progress import BAR, human_seconds
+from specgguf.cli.terminal.progress import bar, human_seconds
 from specgguf.cli.terminal.status import StatusOutput
 
 from specgguf.config import SamplingParams, did_you_mean
@@ -31,18 +31,26 @@ from specgguf.errors import Cancelled, ConfigError
 if TYPE_CHECKING:
     from specgguf.bench.runs import Prompt, Sample, Trial
 
-REPEATS = 3
+REPEATS, REPEATS_MOST = 3, 6  # more than the first where these do not tell
 QUICK_TOKENS, QUICK_REPEATS = 48, 1
 QUICK_DRAFTS: tuple[int | str, ...] = ("off", 2, "auto")
 
 
 @dataclass(frozen=True)
 class Work:
-    """What is to be measured."""
+    """What is to be measured.
+
+    Attributes:
+        repeats_most: the kinds that `trials` do not tell enough about are repeated until so many repeats were run.
+        again: the trials of one more repeat, of some kinds; it counts from 0.
+        keywords: of `bench.measure`.
+    """
 
     trials: list[Trial]
     params: SamplingParams
-    keywords: dict[str, Any]  # of `bench.measure`
+    keywords: dict[str, Any]
+    repeats_most: int
+    again: Callable[[Collection[str], int], list[Trial]]
 
 
 @click.command(cls=GroupedCommand)
@@ -72,7 +80,7 @@ class Work:
     metavar="N",
     cls=SectionOption,
     section="Measuring",
-    help="Runs of every setting [3].",
+    help="Runs of every setting [3, and up to 6 where they do not agree].",
 )
 @click.option(
     "--quick",
@@ -120,12 +128,13 @@ def bench(
         work = plan(chosen, params, settings, repeats=repeats, quick=quick)
         head = describe(loaded, settings, work, status) if save else {}
         samples: list[Sample] = []
+        whole = False
         try:
-            whole = measure_all(loaded, work, status, samples.append)
+            whole = measure_all(loaded, work, status, samples)
         finally:
             status.clear()
             if save and samples:
-                write(save, head, samples, whole=len(samples) == len(work.trials))
+                write(save, head, samples, whole=whole)
     if not samples:
         return exits.INTERRUPTED
     bench_view.show(samples, color=settings["color"])
@@ -156,16 +165,22 @@ def plan(
 
     draft_max: int = settings["draft_max"]
     drafts: Sequence[int | str] = QUICK_DRAFTS if quick else ["off", *range(1, draft_max + 1), "auto"]
+    most = repeats or (QUICK_REPEATS if quick else REPEATS_MOST)
     repeats = repeats or (QUICK_REPEATS if quick else REPEATS)
     tokens = QUICK_TOKENS if quick else library.TOKENS_DEFAULT
     seed = 1 if params.seed is None else params.seed
     params = replace(params, max_tokens=params.max_tokens or tokens)
     keywords = {"draft_max": draft_max, "enable_thinking": open_pair.thinking(settings)}
-    return Work(library.schedule(prompts, drafts, repeats, seed=seed), params, keywords)
+
+    def again(kinds: Collection[str], repeat: int) -> list[Trial]:
+        return library.schedule([p for p in prompts if p.kind in kinds], drafts, 1, seed=seed, first=repeat)
+
+    return Work(library.schedule(prompts, drafts, repeats, seed=seed), params, keywords, most, again)
 
 
-def measure_all(loaded: Loaded, work: Work, status: StatusOutput, keep: Callable[[Sample], None]) -> bool:
-    """Run all trials, showing how far it is; whether it came to the end."""
+def measure_all(loaded: Loaded, work: Work, status: StatusOutput, samples: list[Sample]) -> bool:
+    """Run all trials, and those again whose kind is not clear yet, showing how far it is; whether it came to the end.
+    What they give goes into `samples`."""
     from specgguf.bench import runs as library
 
     runner: Any = loaded.engine
@@ -178,17 +193,32 @@ def measure_all(loaded: Loaded, work: Work, status: StatusOutput, keep: Callable
                     return False
                 if trial.draft == "off":
                     _announce(sample, work, status)
-            started = time.monotonic()
-            for n, trial in enumerate(work.trials):
-                if interrupts.seen:
-                    return False
-                status.wait(progress(n, work.trials, time.monotonic() - started))
-                keep(library.measure(runner, trial, work.params, **work.keywords))
-                if interrupts.seen:
-                    return False
+            trials = work.trials
+            while trials:
+                started = time.monotonic()
+                for n, trial in enumerate(trials):
+                    if interrupts.seen:
+                        return False
+                    status.wait(progress(n, trials, time.monotonic() - started))
+                    samples.append(library.measure(runner, trial, work.params, **work.keywords))
+                    if interrupts.seen:
+                        return False
+                trials = _more(work, samples, status)
         except Cancelled:
             return False
     return True
+
+
+def _more(work: Work, samples: Sequence[Sample], status: StatusOutput) -> list[Trial]:
+    """One more repeat of the kinds about which the samples do not agree; none where that was done often enough."""
+    from specgguf.bench import recommend
+
+    n_repeats = 1 + max(sample.repeat for sample in samples)
+    kinds = [report.kind for report in recommend.report(samples) if not report.recommendation.sure]
+    if not kinds or n_repeats >= work.repeats_most:
+        return []
+    status.say(f"not clear yet: {', '.join(kinds)}; once more (repeat {n_repeats + 1} of at most {work.repeats_most})")
+    return work.again(kinds, n_repeats)
 
 
 def _announce(plain: Sample, work: Work, status: StatusOutput) -> None:
@@ -207,9 +237,8 @@ def _announce(plain: Sample, work: Work, status: StatusOutput) -> None:
 def progress(n: int, trials: Sequence[Trial], seconds: float) -> str:
     """The line while trial `n` runs."""
     share, trial = n / len(trials), trials[n]
-    bar = "█" * round(share * BAR) + "░" * (BAR - round(share * BAR))
     left = f"  {human_seconds(seconds / n * (len(trials) - n))} left" if n else ""
-    return f"{bar} {share:4.0%}{left}  {trial.kind}, draft {trial.draft}, repeat {trial.repeat + 1}"
+    return f"{bar(share)} {share:4.0%}{left}  {trial.kind}, draft {trial.draft}, repeat {trial.repeat + 1}"
 
 
 def describe(loaded: Loaded, settings: Settings, work: Work, status: StatusOutput) -> dict[str, Any]:

@@ -9,21 +9,22 @@ from typing import Any
 
 import click
 from specgguf.cli import open_pair
-from specgguf.cli.chat import attachments, loop, oneshot, resume
+from specgguf.cli.chat import loop, oneshot, resume
 from specgguf.cli.chat.chat_session import ChatSession
 from specgguf.cli.chat.conversation import Conversation
 from specgguf.cli.chat.display import Display
-from specgguf.cli.chat.input import reader
+from specgguf.cli.chat.input import attachments, reader
 from specgguf.cli.chat.saved import sessions
 from specgguf.cli.chat.saved.autosave import Autosave
 from specgguf.cli.chat.saved.sessions import Session
 from specgguf.cli.click_options import GroupedCommand, SectionOption, options
-from specgguf.cli.keyboard import Keyboard
+from specgguf.cli.keyboard import Keyboard, agreed
 from specgguf.cli.settings import Settings, gather
 from specgguf.cli.terminal import console
 from specgguf.cli.terminal.status import StatusOutput
 
 from specgguf.errors import ModelNotFound
+from specgguf.fit.hardware import others_keep_busy
 
 
 def _complete_session(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
@@ -116,36 +117,46 @@ def chat(
     """
     settings = gather(flags)
     settings.sampling()  # out of range: say so at once
-    status = StatusOutput(console.style_for(sys.stderr, settings["color"]), quiet=quiet)
+    status = StatusOutput(console.style_for(sys.stderr, settings["color"], plain=settings["plain"]), quiet=quiet)
     shape = oneshot.answer_shape(schema, grammar)
-    text = oneshot.read_question(question)
+    text = oneshot.read_question(question, asked_by="--resume" if resume_ else "--continue" if continue_ else "")
     system = attachments.given_text(settings["system"] or "", "--system")
     autosave = Autosave(status, enabled=settings["save"], slot=sessions.ONE_SHOT if text is not None else "")
     session = _session(continue_, resume_, settings, autosave, status)
     if text is None:
         _tell_crashes(status)
     with contextlib.ExitStack() as held:
-        keyboard = Keyboard(bracketed_paste=reader.capable())
+        history = loop.history_of(settings)
+        keyboard = Keyboard(
+            bracketed_paste=reader.capable() and not settings["plain"],
+            unsent=lambda bursts: reader.remember(history, bursts),
+        )
         held.enter_context(loop.orderly_end())
         if text is None:
             held.enter_context(keyboard)
         held.enter_context(contextlib.closing(autosave))
+        busy = others_keep_busy() if text is None else ""  # before this program is one of those that run
         try:
-            loaded = open_pair.open_engine(settings, status, yes=yes)
+            loaded = open_pair.open_engine(settings, status, yes=yes, brief=text is not None)
         except ModelNotFound as error:
             raise resume.without_its_model(session, settings, error) from error
         conversation = Conversation(loaded, settings, status, autosave, shape=shape)
         held.callback(lambda: conversation.loaded.engine.close())  # by then /model may have put another there
         display = Display(settings, status, as_json=as_json)
         debug = bool(click.get_current_context().find_root().obj)
+        conversation.quietly = display.show_quietly
+        if keyboard.held:
+            conversation.agreed = lambda question: agreed(status, question)
         chat = ChatSession(conversation, display, status, settings, autosave, debug=debug)
         if session is not None:
-            conversation.resume(session.messages, session.pending, session.branches)
+            conversation.take_up(session)
         if system and (session is None or settings.given_here("system")):
             conversation.set_system(system)
         open_pair.check_template(loaded)
         for path in files:
             chat.attach(Path(path).expanduser())
+        if busy:
+            status.say(f"{busy}: answers will be slow")
         return loop.run(chat, keyboard, session) if text is None else oneshot.run(chat, text)
 
 

@@ -11,17 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from specgguf.cli.click_options import options
+from specgguf.cli.open_pair import HARDWARE, LOUD
 from specgguf.cli.settings import Settings, gather
 from specgguf.cli.terminal import console, tables
+from specgguf.cli.terminal.progress import human_bytes
 from specgguf.cli.terminal.status import StatusOutput
 
-from specgguf.errors import SpecggufError
+from specgguf.errors import BackendError, SpecggufError
 
 if TYPE_CHECKING:
     from specgguf.control.costs import Costs
     from specgguf.fit.hardware import Machine
+    from specgguf.native.rpc.wire import WorkerReport
 
-GIB = 2**30
 BATCH_SIZES = (1, 2, 4, 8)
 LEAST_RATIO = 3.0  # how much faster a draft token should be than a target token
 REINSTALL = 'CMAKE_ARGS="-DGGML_{}=on" pip install --force-reinstall --no-cache-dir "llama-cpp-python>=0.3.36,<0.4"'
@@ -29,10 +31,15 @@ REINSTALL = 'CMAKE_ARGS="-DGGML_{}=on" pip install --force-reinstall --no-cache-
 
 @dataclass(frozen=True)
 class Finding:
-    """A warning and the line to type against it."""
+    """Something to know, and the line to type about it.
+
+    Attributes:
+        is_fault: it should be changed; else it is a remark.
+    """
 
     text: str
     line: str = ""
+    is_fault: bool = False
 
 
 @click.command()
@@ -42,15 +49,18 @@ class Finding:
 def doctor(speed: bool, as_json: bool, **flags: Any) -> int:
     """Check the installation, the devices and a pair that is already here. Downloads nothing.
 
-    Exits with 1 when something should be changed.
+    Exits with 1 when something is wrong that should be changed; a remark is none.
     """
-    from specgguf.fit.hardware import this_machine
+    from specgguf.fit.hardware import others_keep_busy, this_machine
 
     settings = gather(flags)
     status = StatusOutput(console.style_for(sys.stderr))
     machine = this_machine()
-    report: dict[str, Any] = {"versions": _versions(), "machine": _machine(machine)}
-    findings = _machine_findings(machine, settings)
+    workers, unreachable = _workers(settings)
+    report: dict[str, Any] = {"versions": _versions(), "machine": _machine(machine) | workers}
+    findings = _machine_findings(machine, settings) + unreachable
+    if busy := others_keep_busy():
+        findings.append(Finding(f"{busy}: what is measured now is less than this machine can do"))
     if speed:
         status.wait("measuring …")
         try:
@@ -64,7 +74,7 @@ def doctor(speed: bool, as_json: bool, **flags: Any) -> int:
         click.echo(json.dumps(report, ensure_ascii=False, indent=1))
     else:
         _show(report)
-    return 1 if findings else 0
+    return int(any(finding.is_fault for finding in findings))
 
 
 def _versions() -> dict[str, str]:
@@ -85,9 +95,32 @@ def _versions() -> dict[str, str]:
 def _machine(machine: Machine) -> dict[str, str]:
     rows = {}
     for device in machine.devices:
-        about = f"{device.free_bytes / GIB:.1f} of {device.total_bytes / GIB:.1f} GiB free"
+        about = f"{human_bytes(device.free_bytes)} of {human_bytes(device.total_bytes)} free"
         rows[device.name] = f"{device.description or device.kind}: {about}"
     return rows | {"cores": str(machine.n_cores)}
+
+
+def _workers(settings: Settings) -> tuple[dict[str, str], list[Finding]]:
+    """What each worker says about itself, and which say nothing."""
+    from specgguf.native.rpc import library, wire
+
+    rows, found = {}, []
+    servers = [*(settings["rpc_servers"] or ()), *(settings["draft_rpc_servers"] or ())]
+    if servers and not library.has_rpc():
+        found.append(
+            Finding("this llama-cpp-python was built without RPC: it knows only this machine", library.INSTALL)
+        )
+    for worker in wire.endpoints(servers) if servers else ():
+        try:
+            rows[f"worker {worker}"] = _about_worker(wire.ask(worker))
+        except BackendError as error:
+            found.append(Finding(str(error), error.hint))
+    return rows, found
+
+
+def _about_worker(report: WorkerReport) -> str:
+    memory = ", ".join(f"{human_bytes(d.free_bytes)} of {human_bytes(d.total_bytes)} free" for d in report.devices)
+    return f"{memory}; a round trip takes {report.round_trip_s * 1e3:.2f} ms"
 
 
 def _machine_findings(machine: Machine, settings: Settings) -> list[Finding]:
@@ -96,16 +129,18 @@ def _machine_findings(machine: Machine, settings: Settings) -> list[Finding]:
     found = []
     if backend := unused_gpu(machine):
         text = "there seems to be a graphics device, but llama-cpp-python was built for the CPU alone"
-        found.append(Finding(text, REINSTALL.format(backend)))
+        found.append(Finding(text, REINSTALL.format(backend), is_fault=True))
     if (threads := settings["n_threads"]) and threads > machine.n_cores:
-        found.append(Finding(f"{threads} threads on {machine.n_cores} cores", f"-t {machine.n_cores}"))
+        found.append(Finding(f"{threads} threads on {machine.n_cores} cores", f"-t {machine.n_cores}", is_fault=True))
     if machine.gpus and settings["draft_n_gpu_layers"] == 0:
-        found.append(Finding("the draft runs on the CPU beside a graphics device", "--draft-n-gpu-layers -1"))
+        found.append(
+            Finding("the draft runs on the CPU beside a graphics device", "--draft-n-gpu-layers -1", is_fault=True)
+        )
     for prefix in ("", "draft_"):
         kinds = (settings[prefix + "type_k"], settings[prefix + "type_v"])
         if settings[prefix + "flash_attn"] is False and any(k and k.startswith("q") for k in kinds):
             flag = f"--{prefix.replace('_', '-')}flash-attn"
-            found.append(Finding("a quantised KV cache needs flash attention, which is off", flag))
+            found.append(Finding("a quantised KV cache needs flash attention, which is off", flag, is_fault=True))
     return found
 
 
@@ -125,8 +160,8 @@ def _pair(settings: Settings, machine: Machine) -> tuple[dict[str, Any], list[Fi
         rollback = {"target": engine.target.rollback.name}
         if engine.draft_model:
             rollback["draft"] = engine.draft_model.rollback.name
-        about = _about(target, draft, costs, rollback)
-        found = [Finding(warning.removeprefix("WARNING: ")) for warning in pair.warnings]
+        about = _about(target, draft, costs, rollback) | {"placement": pair.placement}
+        found = [Finding(w.removeprefix(LOUD), is_fault=w.startswith(LOUD)) for w in pair.warnings]
         return about, found + _pair_findings(costs, target if draft else None)
     finally:
         pair.close()
@@ -141,17 +176,13 @@ def _files(settings: Settings) -> tuple[Path, Path | None, dict[str, Any]]:
     from specgguf.config import DraftConfig
     from specgguf.fit.pair_choice import choose_pair, here
 
-    given = {
-        k: settings[k]
-        for p in ("", "draft_")
-        for k in (p + n for n in ("n_gpu_layers", "n_threads", "flash_attn", "type_k", "type_v"))
-        if settings[k] is not None
-    }
+    given = {k: settings[k] for p in ("", "draft_") for k in (p + n for n in HARDWARE[1:]) if settings[k] is not None}
     keywords: dict[str, Any] = {"n_ctx": 512, "n_gpu_layers": None, **given}
     choice = choose_pair(settings["model"], settings["draft_model"], settings["preset"], offline=True)
     files = choice.files(here)
     if choice.preset is not None and choice.model == choice.preset.model:
-        drafting = {field.name for field in fields(DraftConfig)}  # not the models'
+        names = [field.name for field in fields(DraftConfig)]
+        drafting = {*names, *(f"draft_{name}" for name in names)}  # not the models'
         keywords = {**{k: v for k, v in choice.preset.keywords.items() if k not in drafting}, **keywords}
     return files.model, files.draft_model if isinstance(files.draft_model, Path) else None, keywords
 
@@ -192,10 +223,10 @@ def _show(report: dict[str, Any]) -> None:
             click.echo(_outlook(pair["break_even"]))
     click.echo()
     for finding in report["warnings"]:
-        click.echo(f"! {console.clean(finding['text'])}")
+        click.echo(f"{'!' if finding['is_fault'] else '·'} {console.clean(finding['text'])}")
         if finding["line"]:
             click.echo(f"    {finding['line']}")
-    if not report["warnings"]:
+    if not any(finding["is_fault"] for finding in report["warnings"]):
         click.echo("nothing to change")
 
 
@@ -210,6 +241,7 @@ def _pair_rows(pair: dict[str, Any]) -> list[tuple[str, str]]:
     verify = ", ".join(f"{n}: {s * 1e3:.0f} ms" for n, s in pair["verify_s"].items())
     rows = [("target", pair["target"]), ("draft", pair["draft"] or "none")]
     rows.append(("rollback", ", ".join(f"{who} {rollback}" for who, rollback in pair["rollback"].items())))
+    rows += [(f"layers of the {side}", where) for side, where in pair["placement"].items()]
     rows.append(("plain decoding", f"{1 / plain:.1f} tokens/s"))
     rows.append(("a pass over n tokens", verify))
     if pair["draft_s"]:

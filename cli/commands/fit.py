@@ -21,11 +21,12 @@ if TYPE_CHECKING:
     from specgguf.fit.pair_choice import PairChoice
     from specgguf.fit.predict import PairCosts
     from specgguf.fit.search import Plan
+    from specgguf.fit.workers import WorkerShare
     from specgguf.models.remote_header import RemoteHeader
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-MIB = 2**20
+MB = 10**6  # the unit of files and of every other figure that is shown
 MACHINE = "Machine"
 NO_FIT = 1  # exit code: the question was answered, with no
 
@@ -66,17 +67,23 @@ def fit(
         from specgguf.fit.search import largest_n_ctx
 
         plan = plan.with_n_ctx(largest_n_ctx(plan) or 256)
+    plan, lent = _lent(plan, settings)
+    if lent and exact:
+        raise SpecggufError("--exact knows only this machine", hint="leave it out for the formula")
     sizes = _measured(plan, paths) if exact else plan.footprint
+    fits = sizes.fits and all(share.fits for share in lent)
     if as_json:
-        click.echo(json.dumps(_as_json(plan, sizes), ensure_ascii=False, indent=1))
-        return 0 if sizes.fits else NO_FIT
+        about = _as_json(plan, sizes) | {"fits": fits, "workers": [share.as_json() for share in lent]}
+        click.echo(json.dumps(about, ensure_ascii=False, indent=1))
+        return 0 if fits else NO_FIT
     if why:
         click.echo(why, err=True)
+    _show_workers(lent)
     _show(plan, sizes)
     if predict:
         click.echo()
         show_prediction(_costs(plan), measured=False)
-    return 0 if sizes.fits else NO_FIT
+    return 0 if fits else NO_FIT
 
 
 def _plan(settings: Settings, machine: Machine) -> tuple[Plan, tuple[Path | None, Path | None], str]:
@@ -131,6 +138,20 @@ def _load(load: LoadParams, settings: Settings, prefix: str) -> LoadParams:
     return replace(load, **changes)
 
 
+def _lent(plan: Plan, settings: Settings) -> tuple[Plan, list[WorkerShare]]:
+    """The plan of what stays here, and what each worker gets; asks the workers."""
+    from specgguf.fit import workers
+
+    def spread(load: LoadParams, prefix: str) -> tuple[LoadParams, list[WorkerShare]]:
+        servers = settings[f"{prefix}rpc_servers"]
+        shares = settings[f"{prefix}tensor_split"]
+        return workers.spread(load, plan.machine, servers, shares) if servers else (load, [])
+
+    target, lent = spread(plan.target, "")
+    draft, lent_draft = spread(plan.draft, "draft_") if plan.draft else (None, [])
+    return replace(plan, target=target, draft=draft), lent + lent_draft
+
+
 def _measured(plan: Plan, paths: tuple[Path | None, Path | None]) -> Footprint:
     """The footprint with llama.cpp's own figures for what is on disk."""
     from specgguf.fit.footprint import measured
@@ -155,12 +176,12 @@ def _show(plan: Plan, sizes: Footprint) -> None:
             click.echo(f"{label:<7} {load.hparams.name}  ({planning.describe(load.hparams)})  {_how(load, plan)}")
     click.echo()
     has_gpu = bool(plan.machine.gpus)
-    header = ("MiB", "device", "host") if has_gpu else ("MiB", "host")
+    header = ("MB", "device", "host") if has_gpu else ("MB", "host")
     rows = [[label, *columns] if has_gpu else [label, columns[1]] for label, *columns in _rows(sizes)]
     tables.show(rows, header, right=(1, 2))
     pages = sizes.target.host_pages + sizes.draft.host_pages
     if pages:
-        click.echo(f"and {_mib(pages)} MiB of file pages, which are dropped when memory runs short")
+        click.echo(f"and {_mb(pages)} MB of file pages, which are dropped when memory runs short")
     click.echo()
     if not plan.target.hparams.is_sure:
         click.echo("the formula does not know this architecture's memory: --exact asks llama.cpp", err=True)
@@ -173,6 +194,19 @@ def _show(plan: Plan, sizes: Footprint) -> None:
     largest = planning.largest_n_ctx(plan)
     own = " (the model's own limit)" if largest >= plan.target.hparams.n_ctx_train else ""
     click.echo(f"fits; so does a context of up to {largest} tokens{own}")
+
+
+def _show_workers(lent: list[WorkerShare]) -> None:
+    if not lent:
+        return
+    header = ("worker", "layers", "MB", "free", "round trip")
+    rows = []
+    for share in lent:
+        trip = f"{share.report.round_trip_s * 1e3:.2f} ms"
+        word = str(share.report.endpoint) + ("" if share.fits else "  does not fit")
+        rows.append((word, str(share.n_layer), _mb(share.bytes), _mb(share.report.free_bytes), trip))
+    tables.show(rows, header, right=(1, 2, 3, 4))
+    click.echo("here:")
 
 
 def _how(load: LoadParams, plan: Plan) -> str:
@@ -195,11 +229,11 @@ def _rows(sizes: Footprint) -> list[tuple[str, str, str]]:
     rows.append(("in all", sizes.device, sizes.host))
     rows.append(("free", sizes.device_free, sizes.machine.cpu.free_bytes))
     rows.append(("left", sizes.device_free - sizes.device, sizes.machine.cpu.free_bytes - sizes.host))
-    return [(label, _mib(device), _mib(host)) for label, device, host in rows]
+    return [(label, _mb(device), _mb(host)) for label, device, host in rows]
 
 
-def _mib(n: int) -> str:
-    return f"{n / MIB:,.0f}" if n else "-"
+def _mb(n: int) -> str:
+    return f"{n / MB:,.0f}" if n else "-"
 
 
 def _as_json(plan: Plan, sizes: Footprint) -> dict[str, Any]:

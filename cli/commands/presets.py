@@ -60,9 +60,10 @@ def list_(fits: bool = False, as_json: bool = False) -> None:
             click.echo(json.dumps(row, ensure_ascii=False))
         return
     shown = [
-        (r["name"], r["use"], f"{r['memory_mib']:,}", human_bytes(r["download_bytes"]), r["summary"]) for r in rows
+        (r["name"], r["use"], human_bytes(r["memory_mib"] * 2**20), human_bytes(r["download_bytes"]), r["summary"])
+        for r in rows
     ]
-    tables.show(shown, ("name", "use", "MiB", "download", ""), right=(2, 3))
+    tables.show(shown, ("name", "use", "memory", "download", ""), right=(2, 3))
 
 
 def _row(preset: Preset) -> dict[str, Any]:
@@ -125,7 +126,7 @@ def show(name: str, as_json: bool) -> None:
 def _machine(preset: Preset) -> str:
     match = preset.match
     count = f"{match.n_devices} × " if match.n_devices > 1 else ""
-    budget = f", budget {preset.budget_mib:,} MiB" if preset.budget_mib else ""
+    budget = f", budget {human_bytes(preset.budget_mib * 2**20)}" if preset.budget_mib else ""
     return f"{count}{DEVICES[match.device]}{budget}, {preset.use}" + (", experimental" if preset.experimental else "")
 
 
@@ -133,7 +134,7 @@ def _about(preset: Preset) -> list[tuple[str, str]]:
     layers = {None: "as many as the build can offload", -1: "all on the device", 0: "all on the CPU"}
     thinking = {None: "left to the model", True: "on", False: "off"}
     return [
-        ("memory", f"{_memory_mib(preset):,} MiB by the formula"),
+        ("memory", f"{human_bytes(_memory_mib(preset) * 2**20)} by the formula"),
         ("context", f"{preset.n_ctx} tokens"),
         ("layers", layers.get(preset.n_gpu_layers, str(preset.n_gpu_layers))),
         ("KV cache", f"target {preset.type_k}/{preset.type_v}, draft {preset.draft_type_k}/{preset.draft_type_v}"),

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from specgguf.cli import exits, open_pair
+from specgguf.cli import exits, open_pair, parallel
 from specgguf.cli.click_options import GroupedCommand, SectionOption, options
 from specgguf.cli.open_pair import Loaded
 from specgguf.cli.settings import Settings, gather
@@ -55,6 +55,9 @@ class _Port(click.IntRange):
         return super().convert(value, param, ctx)
 
 
+PARALLEL_MAX = 4  # requests at once, unless --parallel says
+
+
 @click.command(cls=GroupedCommand)
 @options("Models")
 @click.option("--yes", "-y", is_flag=True, cls=SectionOption, section="Models", help="Download without asking.")
@@ -81,7 +84,7 @@ class _Port(click.IntRange):
 @_option("--log-format", default="text", type=click.Choice(["text", "json"]), help="Of the line per request.")
 @_option("--grace", default=10.0, type=click.FloatRange(0), metavar="S", help="For the running text when stopping.")
 @_option("--quiet", "-q", is_flag=True, help="Nothing on stderr but warnings and errors.")
-@options("Drafting", "Sampling", "Hardware")
+@options("Together", "Drafting", "Sampling", "Hardware")
 def serve(yes: bool, host: str, port: int, quiet: bool, **flags: Any) -> int:
     """Answer over HTTP, in OpenAI's protocol: /v1/chat/completions, /v1/completions, /v1/models.
 
@@ -93,13 +96,14 @@ def serve(yes: bool, host: str, port: int, quiet: bool, **flags: Any) -> int:
     """
     settings = gather(flags)
     settings.sampling()
+    parallel.check(settings)
     if os.environ.get(KEY_VARIABLE) == "":
         raise ConfigError(f"{KEY_VARIABLE} is empty: anybody could show it", hint=f"unset {KEY_VARIABLE}, or set a key")
     read_api_keys(flags)
     status = StatusOutput(console.style_for(sys.stderr, settings["color"]), quiet=quiet)
     with contextlib.closing(take_port(host, port)) as listening:
         check_tls(flags)
-        loaded = open_pair.open_engine(settings, status, yes=yes)
+        loaded = open_pair.open_engine(settings, status, yes=yes, n_parallel_max=PARALLEL_MAX)
         try:
             config = configure(loaded, settings, host, flags)
             if host not in ("127.0.0.1", "localhost", "::1") and not config.api_keys:

@@ -83,7 +83,7 @@ def _cells(row: Row, fastest: float) -> list[Any]:
         f"{row.speed:.1f}",
         spread,
         Bar(fastest or 1.0, 0, row.speed, width=BAR),
-        f"{row.gain:.2f}" if row.gain is not None else "",
+        "?" if row.is_disturbed else f"{row.gain:.2f}" if row.gain is not None else "",
         by_position + (" …" if len(row.by_position) > POSITIONS else ""),
         f"{row.tokens_per_pass:.1f}",
         f"{row.first_s:.1f} s" if row.first_s >= 1 else f"{1000 * row.first_s:.0f} ms",

@@ -19,6 +19,8 @@ from typing import TextIO
 # around, so that it reads otherwise than it is.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
+_STYLES = re.compile("\x1b\\[[0-9;]*m")
+
 
 @dataclass(frozen=True)
 class Style:
@@ -48,11 +50,11 @@ class Style:
         """Text that warns."""
         return self._wrap(text, "31") if self.color else text
 
-    def drafted(self, text: str, *, dim: bool = False) -> str:
-        """Text whose tokens the draft wrote: green, or underlined where colour is off."""
+    def drafted(self, text: str, *, dim: bool = False, how: str = "on") -> str:
+        """Text whose tokens the draft wrote: green, or underlined where colour is off; or `how` it is wanted."""
         if not self.styles:
             return text
-        code = "32" if self.color else "4"
+        code = {"underline": "4", "bold": "1"}.get(how, "32" if self.color else "4")
         return self._wrap(text, f"2;{code}" if dim else code)
 
     @staticmethod
@@ -62,13 +64,18 @@ class Style:
         return "\n".join(f"\x1b[{code}m{line}\x1b[0m" if line else "" for line in lines)
 
 
-def style_for(stream: TextIO, color: str = "auto", environ: Mapping[str, str] | None = None) -> Style:
-    """The styles that `stream` may have. `color` is auto, always or never; always overrules NO_COLOR."""
+def style_for(
+    stream: TextIO, color: str = "auto", environ: Mapping[str, str] | None = None, *, plain: bool = False
+) -> Style:
+    """The styles that `stream` may have. `color` is auto, always or never; always overrules NO_COLOR; `plain` allows
+    none, and no line that is rewritten."""
     environ = os.environ if environ is None else environ
     try:
         tty = stream.isatty()
     except ValueError:  # closed
         tty = False
+    if plain:
+        return Style(tty=tty)
     capable = tty and environ.get("TERM", "") not in ("", "dumb")
     styles = capable or color == "always"
     wanted = color == "always" or (color == "auto" and not environ.get("NO_COLOR"))
@@ -86,6 +93,18 @@ def one_line(text: str, width: int) -> str:
     return flat if len(flat) <= width else flat[: max(width - 1, 0)] + "…"
 
 
+def last_columns(text: str, width: int) -> str:
+    """The end of `text` on one line, where it is longer than `width` columns after an ellipsis."""
+    from rich.cells import cell_len
+
+    flat = clean(text).replace("\n", "⏎").replace("\t", " ")
+    if cell_len(flat) <= width:
+        return flat
+    while flat and cell_len(flat) > width - 1:
+        flat = flat[1:] if len(flat) <= 2 * width else flat[-2 * width :]
+    return "…" + flat
+
+
 def rows(text: str, width: int) -> list[str]:
     """`text` as lines of at most `width` columns, broken between words; a longer word stays whole."""
     return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
@@ -95,7 +114,7 @@ def folded(text: str, width: int) -> str:
     """`text` with long lines broken as by `rows`; indented lines, which are meant as they are, stay whole."""
     lines = []
     for line in text.split("\n"):
-        whole = len(line) <= width or line[:1].isspace()
+        whole = len(_STYLES.sub("", line)) <= width or line[:1].isspace()
         lines += [line] if whole else rows(line, width)
     return "\n".join(lines)
 
@@ -105,6 +124,13 @@ def width(stream: TextIO | None = None) -> int:
     with contextlib.suppress(OSError, ValueError):
         return os.get_terminal_size((stream or sys.stderr).fileno()).columns or 80
     return 80
+
+
+def height(stream: TextIO | None = None) -> int:
+    """The terminal's lines, 24 where there is none."""
+    with contextlib.suppress(OSError, ValueError):
+        return os.get_terminal_size((stream or sys.stderr).fileno()).lines or 24
+    return 24
 
 
 @contextlib.contextmanager

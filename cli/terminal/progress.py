@@ -1,18 +1,14 @@
-"""Progress on stderr, of a download and of a prompt that is read: a bar in a live terminal, else one line or none."""
+"""Progress on stderr: bars, units as people read them, and the line of a download."""
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable
 from types import TracebackType
 
-from specgguf.cli.terminal.render import Sink, Span
 from specgguf.cli.terminal.status import StatusOutput
 
 BAR = 24
 REDRAW_S = 0.1
-READING_S = 0.5
 
 
 def human_bytes(n: float) -> str:
@@ -32,6 +28,12 @@ def human_seconds(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
     return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def bar(share: float, n: int = BAR) -> str:
+    """A bar of `n` columns, filled to `share` of 1."""
+    filled = round(min(max(share, 0.0), 1.0) * n)
+    return "█" * filled + "░" * (n - filled)
 
 
 class Progress:
@@ -67,76 +69,5 @@ class Progress:
         if not total:
             return f"{self._what}  {human_bytes(done)}{speed}"
         share = min(done / total, 1.0)
-        bar = "█" * round(share * BAR) + "░" * (BAR - round(share * BAR))
         left = f"  {human_seconds((total - done) / rate)} left" if rate and done < total else ""
-        return f"{bar} {share:4.0%} of {human_bytes(total)}{speed}{left}  {self._what}"
-
-
-class ReadingLine:
-    """A context in which the reading of a long prompt is shown, second by second, until the first word.
-
-    llama.cpp tells nothing of how far it is: time left is reckoned from the speed of the prompts before.
-    """
-
-    def __init__(self, status: StatusOutput, n_tokens: int, speed: float) -> None:
-        """`n_tokens`: 0 shows nothing. `speed`: tokens a second, 0 where it is not known."""
-        self._status = status
-        self._n = n_tokens
-        self._speed = speed
-        self._over = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def __enter__(self) -> ReadingLine:
-        if self._n:
-            self._status.wait(self._line(0.0))
-            self._thread = threading.Thread(target=self._tick, args=(time.monotonic(),), name="reading", daemon=True)
-            self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        """The first word is here."""
-        self._over.set()
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-            self._status.clear()
-
-    def until_first(self, sink: Sink) -> Sink:
-        """`sink`, before whose first span the line disappears."""
-        return _After(self.stop, sink)
-
-    def _tick(self, start: float) -> None:
-        while not self._over.wait(READING_S):
-            self._status.wait(self._line(time.monotonic() - start))
-
-    def _line(self, seconds: float) -> str:
-        what = f"reading {self._n:,} tokens …"
-        if not self._speed:
-            return what + (f" {human_seconds(seconds)}" if seconds >= 1 else "")
-        share = min(seconds * self._speed / self._n, 0.99)
-        bar = "█" * round(share * BAR) + "░" * (BAR - round(share * BAR))
-        left = max(self._n / self._speed - seconds, 1)
-        return f"{what} {bar} {self._speed:,.0f} tok/s, about {human_seconds(left)} left"
-
-
-class _After:
-    """A sink that does something before it takes its first span."""
-
-    def __init__(self, first: Callable[[], None], sink: Sink) -> None:
-        self._first = first
-        self._sink = sink
-
-    def span(self, span: Span) -> None:
-        """Take the next span."""
-        self._first()
-        self._sink.span(span)
-
-    def end(self) -> None:
-        """The answer is over."""
-        self._first()
-        self._sink.end()
+        return f"{bar(share)} {share:4.0%} of {human_bytes(total)}{speed}{left}  {self._what}"

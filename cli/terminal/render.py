@@ -31,6 +31,10 @@ class Span:
 class Sink(Protocol):
     """Where the spans of one answer go."""
 
+    @property
+    def at_edge(self) -> bool:
+        """Whether the cursor may stand at the terminal's edge, where nobody can tell which line it is in."""
+
     def span(self, span: Span) -> None:
         """Take the next span."""
 
@@ -47,27 +51,38 @@ class AnswerWriter:
         *,
         style: Style,
         out: TextIO | None = None,
-        highlight: bool = False,
+        highlight: str = "off",
         think: str = "dim",
         markdown: bool = False,
-        wrap: bool = False,
+        wrap: int = 0,
+        labels: bool = False,
     ) -> None:
+        """`wrap`: columns that prose is wrapped at, 0: not at all. `labels`: say in words what comes."""
         self._out = out if out is not None else sys.stdout
         self._status = status
         self._style = style
-        self._highlight = highlight
+        self._highlight = highlight if highlight != "off" else ""
         self._think = think
         self._terminal = style.tty or style.styles
         self._line_open = False  # the last character written to stdout was no line end
         self._reasoning = ""  # the last reasoning written to stderr, while it is the last thing written
         self._n_hidden = 0
-        self._wrap = _wrapper(self._out) if wrap and style.live else None
-        self._wrap_reasoning = _wrapper(status.stream) if wrap and status.style.live else None
+        self._label = "Answer: " if labels else ""
+        self._wrap = _wrapper(self._out, wrap) if style.live else None
+        self._wrap_reasoning = _wrapper(status.stream, wrap) if status.style.live else None
         self._markdown = None
-        if markdown and style.styles and not highlight:
+        if markdown and style.styles and not self._highlight:
             from specgguf.cli.terminal.markdown import StableMarkdown
 
-            self._markdown = StableMarkdown(console.width(self._out), color=style.color)
+            columns = console.width(self._out)
+            self._markdown = StableMarkdown(min(columns, wrap or columns), color=style.color)
+
+    @property
+    def at_edge(self) -> bool:
+        """See `Sink`."""
+        if self._reasoning:
+            return self._wrap_reasoning is not None and self._wrap_reasoning.at_edge
+        return self._wrap is not None and self._markdown is None and self._wrap.at_edge
 
     def span(self, span: Span) -> None:
         """Write the next span."""
@@ -75,11 +90,12 @@ class AnswerWriter:
             self._reason(span)
             return
         self._close_reasoning()
+        self._say_label()
         if self._markdown is not None:
             self._write(self._markdown.feed(console.clean(span.text)))
             return
         text = console.clean(span.text) if self._terminal else span.text
-        dress = self._style.drafted if self._highlight and span.from_draft else _plain
+        dress = partial(self._style.drafted, how=self._highlight) if self._highlight and span.from_draft else _plain
         self._write(self._wrap.feed(text, dress) if self._wrap else dress(text), text)
 
     def end(self) -> None:
@@ -103,6 +119,8 @@ class AnswerWriter:
             self._n_hidden += 1
             self._status.wait(f"thinking … {self._n_hidden} pieces")
             return
+        if self._label and not self._reasoning:
+            self._status.raw("Reasoning: ")
         if self._line_open:  # reasoning between two parts of an answer
             self._write("\n")
         style = self._status.style
@@ -110,7 +128,7 @@ class AnswerWriter:
         dim = self._think == "dim"
         dress: Callable[[str], str] = style.dim if dim else _plain
         if self._highlight and span.from_draft:
-            dress = partial(style.drafted, dim=dim)
+            dress = partial(style.drafted, dim=dim, how=self._highlight)
         self._status.raw(self._wrap_reasoning.feed(text, dress) if self._wrap_reasoning else dress(text))
         self._reasoning = text or self._reasoning
 
@@ -119,17 +137,24 @@ class AnswerWriter:
             self._status.raw("\n\n" if not self._reasoning.endswith("\n") else "\n")
             self._reasoning = ""
 
+    def _say_label(self) -> None:
+        if self._label and self._terminal:
+            self._status.raw(self._label)
+        self._label = ""
+
 
 def _plain(text: str) -> str:
     return text
 
 
-def _wrapper(stream: TextIO) -> WordWrap:
-    return WordWrap(lambda: console.width(stream))
+def _wrapper(stream: TextIO, widest: int) -> WordWrap:
+    return WordWrap(lambda: console.width(stream), widest)
 
 
 class Collect:
     """Shows nothing while the answer comes: for `--json`."""
+
+    at_edge = False
 
     def span(self, span: Span) -> None:
         """Nothing: the whole answer is printed at its end."""

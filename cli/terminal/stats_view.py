@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 
 BARS = "▁▂▃▄▅▆▇█"
 TRACE = 64
+PLAIN_LEAST = 4  # plain forward passes: fewer do not tell how fast they are
+SHORTEST_S = 0.05  # a wait that is shorter is none
+MATTERS = 0.05  # of two single runs, a difference that is worth a word
+DISTURBED = 1.05  # a gain so much above what is possible was not one
 LABEL = 9  # columns of what stands before a row of the page
 POSITION = 7  # columns of a position
 
@@ -29,17 +33,19 @@ def percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def parts(stats: Stats, n_ctx: int, *, ended: str = "", reason: bool = True) -> list[str]:
+def parts(stats: Stats, n_ctx: int, *, ended: str = "", reason: bool = True, first_s: float = 0.0) -> list[str]:
     """What the line after an answer says.
 
     Args:
+        first_s: seconds to the first word; 0 where nobody waited.
         ended: how it ended, where that is not obvious.
         reason: also say why drafting is off, where it is.
     """
     said = [
         f"{plural(stats.n_generated, 'token')} in {stats.predicted_s:.1f} s, {_speed(stats)}",
         drafting(stats) if reason else _drafted(stats),
-        f"prompt {stats.n_prefilled:,} new + {stats.n_cached:,} cached",
+        f"prompt {stats.n_prefilled:,} new + {stats.n_cached:,} cached"
+        + (f", first word after {first_s:.1f} s" if first_s >= SHORTEST_S else ""),
         f"context {percent((stats.n_prompt + stats.n_generated) / max(n_ctx, 1))}",
         ended,
     ]
@@ -77,6 +83,22 @@ def _drafted(stats: Stats) -> str:
     return f"{done} ({share}), {stats.tokens_per_pass:.1f} tokens per forward pass"
 
 
+def race(plain: Stats, drafted: Stats, *, same_text: bool) -> str:
+    """What a run of each says, in a sentence that claims no more than two runs can show."""
+    speeds = f"{drafted.tokens_per_second:.1f} tok/s drafted, {plain.tokens_per_second:.1f} plain"
+    if not drafted.draft_n:
+        return "; ".join(part for part in ("nothing was drafted, so both ran plainly", speeds, _off(drafted)) if part)
+    gain = drafted.tokens_per_second / plain.tokens_per_second if plain.predicted_s else 0.0
+    if gain > drafted.tokens_per_pass * DISTURBED:
+        return (
+            f"not known: {speeds}, and {drafted.tokens_per_pass:.2f} tokens per forward pass allow no such gain; the "
+            "machine was disturbed, race again"
+        )
+    found = f"drafting ran at {gain:.2f}x plain speed" if abs(gain - 1) >= MATTERS else "drafting made no difference"
+    texts = "the texts are the same" if same_text else "the texts differ, as two draws do"
+    return f"{found}: {speeds}, {_drafted(drafted)}; {texts}; one run each, specgguf bench repeats them"
+
+
 def ended_by(finish_reason: str | None, interrupted: bool, n_used: int, n_ctx: int) -> str:
     """How an answer ended, where it did not simply end."""
     if interrupted:
@@ -86,18 +108,23 @@ def ended_by(finish_reason: str | None, interrupted: bool, n_used: int, n_ctx: i
     return ""
 
 
-def page(last: Stats, total: Stats, n_ctx: int, style: Style, width: int | None = None) -> list[str]:
+def page(
+    last: Stats, total: Stats, n_ctx: int, style: Style, width: int | None = None, first_s: float = 0.0
+) -> list[str]:
     """The lines behind `/stats`: the last answer in detail, then everything so far. Why drafting is off is said once.
 
     Args:
+        first_s: seconds to the last answer's first word.
         width: columns that no line may fill; None does not break lines.
     """
     if not last.n_rounds:
         return ["nothing was generated yet"]
     chat = max((width or 10_000) - 3, 24)  # after the indent, and before the last column
-    rows = _wrapped(parts(last, n_ctx, reason=False), chat)
+    rows = _wrapped(parts(last, n_ctx, reason=False, first_s=first_s), chat)
     rows += [*_positions(last, chat), *_trace(last, style, chat), *_plain(last, chat), *_time(last, chat)]
     so_far = [f"{plural(total.n_generated, 'token')}, {_speed(total)}", _drafted(total)]
+    if plain := plain_speed(total):
+        so_far.append(f"plain decoding {plain:.1f} tok/s, as measured in between")
     sections = {"last answer": rows, "since the start": _wrapped(so_far, chat)}
     return [line for head, below in sections.items() for line in (style.bold(head), *(f"  {row}" for row in below))]
 
@@ -111,6 +138,11 @@ def _row(label: str, text: str, chat: int) -> list[str]:
     """A labelled row, on as many lines as it needs: broken between words, and indented to its text."""
     first, *others = console.rows(text, chat - LABEL)
     return [f"{label:<{LABEL}}{first}", *(" " * LABEL + row for row in others)]
+
+
+def plain_speed(stats: Stats) -> float:
+    """Tokens a second of the plain forward passes among `stats`; 0 where they are too few to tell."""
+    return stats.plain_n / stats.plain_s if stats.plain_n >= PLAIN_LEAST and stats.plain_s else 0.0
 
 
 def _speed(stats: Stats) -> str:

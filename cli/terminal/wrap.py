@@ -1,4 +1,4 @@
-"""Wraps words at the terminal's edge while they are still being written.
+"""Wraps words at the terminal's edge, or before it where that is far, while they are still being written.
 
 A word that turns out too long for its line is taken back and written on the next one. Code, tables and
 indented lines are left alone, so that they can be copied. It writes nothing: it turns text into what to write.
@@ -21,13 +21,20 @@ class WordWrap:
 
     Args:
         width: asked for the terminal's columns, which may change.
+        widest: columns that no line of prose exceeds; None: the terminal's, 0: lines are left as they are.
+
+    Attributes:
+        at_edge: this line has reached the terminal's last column, after which terminals differ about where the cursor
+            is.
     """
 
-    def __init__(self, width: Callable[[], int]) -> None:
+    def __init__(self, width: Callable[[], int], widest: int | None = None) -> None:
         from rich.cells import cell_len
 
+        self.at_edge = False
         self._cells = cell_len
         self._columns = width
+        self._widest = widest
         self._column = 0
         self._line = ""  # the text's own line so far
         self._word: list[tuple[str, Style]] = []
@@ -58,35 +65,47 @@ class WordWrap:
     def _end_line(self) -> None:
         if self._line.lstrip(" ").startswith(_FENCES):
             self._in_code = not self._in_code
-        self._line, self._column, self._word = "", 0, []
+        self._line, self._word = "", []
+        self._begin_row(0)
 
     def _free(self) -> bool:
         """Whether this line may be broken."""
-        return not (self._in_code or self._line.startswith(_KEPT))
+        return self._widest != 0 and not (self._in_code or self._line.startswith(_KEPT))
+
+    def _longest(self) -> int:
+        return max(self._columns() - 1, 1)  # a full line makes terminals differ about where the cursor is
 
     def _limit(self) -> int:
-        return max(self._columns() - 1, 1)  # a full line makes terminals differ about where the cursor is
+        return min(self._longest(), self._widest or self._longest())
+
+    def _begin_row(self, column: int) -> None:
+        self._column, self.at_edge = column, False
+
+    def _advance(self, n: int) -> None:
+        columns = self._longest() + 1
+        self.at_edge = self.at_edge or self._column + n >= columns
+        self._column = (self._column + n) % columns
 
     def _space(self, part: str) -> str:
         self._word = []
         n = len(part.expandtabs(8))
         if self._free() and self._column + n > self._limit():
-            self._column = 0
+            self._begin_row(0)
             return "\n"
-        self._column += n
+        self._advance(n)
         return ""
 
     def _letters(self, part: str, dress: Style) -> str:
-        limit, n = self._limit(), self._cells(part)
+        n = self._cells(part)
         if self._cells(part[0]) == 2:
             self._word = []  # a line may be broken before it
         n_word = sum(self._cells(text) for text, _ in self._word)
         self._word.append((part, dress))
-        fits = self._column + n <= limit
-        if fits or not self._free() or n_word == self._column or n_word + n > limit:
-            self._column = self._column + n if fits else (self._column + n) % (limit + 1)
+        fits = self._column + n <= self._limit()
+        if fits or not self._free() or n_word == self._column or n_word + n > self._longest():
+            self._advance(n)
             return ""
-        self._column = n_word + n
+        self._begin_row(n_word + n)
         back = f"\x1b[{n_word}D\x1b[K" if n_word else ""
         return back + "\n" + "".join(dress(text) for text, dress in self._word)
 

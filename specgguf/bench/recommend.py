@@ -23,7 +23,7 @@ class Row:
 
     Attributes:
         speed, speed_low, speed_high: tokens per second: the median repeat, the slowest and the fastest.
-        gain, gain_low, gain_high: times plain decoding, repeat by repeat; None where plain was not measured.
+        gain, gain_low, gain_high: times plain decoding as measured, repeat by repeat; None where plain was not.
         gain_max: tokens per timed forward pass. None of them is cheaper than a plain one, so no gain is above it: one
             that is was measured while something else slowed plain decoding.
         acceptance: accepted over drafted tokens; by_position: of those reached. None, empty: nothing was drafted.
@@ -52,6 +52,11 @@ class Row:
     off_share: float
     first_s: float
     host_share: float | None
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether `gain` is none: it is above what is possible."""
+        return bool(self.draft_n) and (self.gain or 0.0) > self.gain_max * DISTURBED
 
 
 @dataclass(frozen=True)
@@ -172,7 +177,7 @@ def recommendation(rows: Sequence[Row]) -> Recommendation:
         return Recommendation(None, False, "too little was measured")
     best = auto if fixed is None or (auto is not None and _gain(auto) * DIFFERS >= _gain(fixed)) else fixed
     assert best is not None
-    if best.draft_n and (best.gain or 0.0) > best.gain_max * DISTURBED:
+    if best.is_disturbed:
         return Recommendation(
             None,
             False,
@@ -191,7 +196,8 @@ def recommendation(rows: Sequence[Row]) -> Recommendation:
 
 def _on(best: Row, auto: Row | None) -> Recommendation:
     sure = best.gain_low is not None and best.gain_low >= 1.0
-    doubt = "" if sure else f"; not sure: {best.gain_low:.2f} to {best.gain_high:.2f}×, more repeats would tell"
+    low, high = (min(gain or 0.0, best.gain_max) for gain in (best.gain_low, best.gain_high))
+    doubt = "" if sure else f"; not sure: {low:.2f} to {high:.2f}×, more repeats would tell"
     if best is auto:
         return Recommendation("auto", sure, f"on, K about {round(best.mean_draft_n)}, {_gain(best):.2f}×{doubt}")
     less = f" (auto: {_gain(auto):.2f}×)" if auto is not None else ""

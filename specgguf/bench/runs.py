@@ -161,14 +161,16 @@ def _read_lines(text: str, where: str) -> list[Prompt]:
     return prompts
 
 
-def schedule(prompts: Sequence[Prompt], drafts: Sequence[int | str], repeats: int, *, seed: int = 1) -> list[Trial]:
+def schedule(
+    prompts: Sequence[Prompt], drafts: Sequence[int | str], repeats: int, *, seed: int = 1, first: int = 0
+) -> list[Trial]:
     """What to run, in order: kind by kind, so that whatever is interrupted has whole kinds; in a kind repeat by
     repeat, every second one backwards. A prompt serves two repeats, an odd and an even one, before the next of
-    its kind has its turn. Each repeat has its own seed, shared by all settings."""
+    its kind has its turn. Each repeat has its own seed, shared by all settings. `first` repeats were run before."""
     trials = []
     for kind in dict.fromkeys(p.kind for p in prompts):
         texts = [p.prompt for p in prompts if p.kind == kind]
-        for repeat in range(repeats):
+        for repeat in range(first, first + repeats):
             index = repeat // 2 % len(texts)
             for draft in drafts if repeat % 2 == 0 else reversed(drafts):
                 trials.append(Trial(kind, index, texts[index], repeat, draft, seed + repeat))

@@ -10,16 +10,16 @@ Nothing here draws random numbers or looks at a clock.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from specgguf.decode.records import FORCED, PROBE_MAX, Candidate, Plan, Round
-from specgguf.decode.sampling import Distribution
+from specgguf.decode.records import PROBE_MAX, Candidate, Plan, Round, no_padding
 
 from .acceptance import Acceptance
 from .constants import HORIZON, PROBE_BUDGET
 from .costs import Costs
+from .in_flight import InFlight
 
 
 class Fixed:
@@ -32,59 +32,8 @@ class Fixed:
     def plan(self, n_draft_max: int, candidate: Candidate | None = None) -> Plan:
         return Plan(min(self.n, n_draft_max))
 
-    def observe(self, plan: Plan, round: Round) -> None:
+    def observe(self, plan: Plan, round: Round, *, alone: bool = True) -> None:
         pass
-
-
-@dataclass
-class InFlight:
-    """A round that was planned and is not observed yet: `Plan.notes`.
-
-    Attributes:
-        why: one word or two, for the trace.
-        speed: tokens per second that further draft tokens must not fall below.
-        confidences: of the distributions that the draft model's tokens were, or would have been, drawn from.
-        stopped: the last of them was not drawn from.
-        n_forced: tokens that had to come and stand before those in the block; None until the first question.
-    """
-
-    acceptance: Acceptance
-    costs: Costs
-    candidate: Candidate | None = None
-    n_max: int = 0
-    source: str = ""
-    probe: int = 0
-    why: str = ""
-    speed: float = 0.0
-    confidences: list[float] = field(default_factory=list)
-    stopped: bool = False
-    n_forced: int | None = None
-
-    def keep_drafting(self, i: int, distribution: Distribution | None) -> bool:
-        """Worth it? `distribution` None: a draft decode for token i; else: drawing token i from it.
-
-        Yes when for some number of further tokens what they are expected to add repays, at the current speed, what is
-        still unpaid: draft decodes, and the larger verification.
-        """
-        if self.n_forced is None:
-            self.n_forced = i
-        if distribution is not None:
-            self.confidences.append(distribution.confidence)
-        alive = self.acceptance.by_match[FORCED].mean ** self.n_forced
-        for confidence in self.confidences[: i - self.n_forced]:
-            alive *= self.acceptance.given(confidence)
-        rate, draft_s = self.acceptance.rate.mean, self.costs.draft_s
-        unpaid = (draft_s if distribution is None else 0.0) - self.costs.verify_s(i + 1)
-        gain = 0.0
-        for j in range(i, self.n_max):
-            given = j == i and distribution is not None
-            alive *= self.acceptance.given(self.confidences[-1]) if given else rate
-            gain += alive
-            if gain >= self.speed * (unpaid + self.costs.verify_s(j + 2)):
-                return True
-            unpaid += draft_s
-        self.stopped = distribution is not None
-        return False
 
 
 class Adaptive:
@@ -118,11 +67,22 @@ class Adaptive:
         self._n_plain = 0  # plain tokens since the draft model last drafted or scored
         self._n_context = self._n_read = 0  # committed tokens: now, and when the draft last read them all
 
-    def new_turn(self) -> None:
-        """A new generation: keep what was learned, but for a share of what was learned of the text."""
+    def fork(self) -> Adaptive:
+        """A controller of another sequence, which begins with what this one learned and shares its costs."""
+        other = copy.copy(self)
+        other.acceptance = copy.deepcopy(self.acceptance)
+        return other
+
+    def new_turn(self, n_draft_read: int | None = None) -> None:
+        """A new generation: keep what was learned, but for a share of what was learned of the text.
+
+        Args:
+            n_draft_read: how much of its prompt the draft model holds; None: of what it read for the one before.
+        """
         self.acceptance.new_text()
         self._first = True
         self._n_plain = 0
+        self._n_read = self._n_read if n_draft_read is None else n_draft_read
 
     # --- before a round -----------------------------------------------------------------------------------
 
@@ -143,13 +103,18 @@ class Adaptive:
 
     def plan(self, n_draft_max: int, candidate: Candidate | None = None) -> Plan:
         """The next round, of at most `n_draft_max` drafted tokens; `candidate` is what an n-gram match found."""
-        flight = InFlight(self.acceptance, self.costs, candidate)
+        flight = InFlight(self.acceptance, self.costs, candidate, draft_s=self.costs.draft_s)
         self._choose(flight, n_draft_max)
+        return self.decide(flight, n_draft_max)
+
+    def decide(self, flight: InFlight, n_draft_max: int) -> Plan:
+        """The plan of a round whose length was chosen, here or by a schedule of several sequences."""
         if self._trace is not None:
             self._trace(self._plan_record(flight, n_draft_max))
         if not flight.n_max and not flight.probe:
             return Plan(0, notes=flight)
-        return Plan(flight.n_max, flight.keep_drafting, flight.source, flight.probe, self.costs.padding, notes=flight)
+        padding = no_padding if flight.n_beside else self.costs.padding
+        return Plan(flight.n_max, flight.keep_drafting, flight.source, flight.probe, padding, notes=flight)
 
     def _choose(self, flight: InFlight, n_draft_max: int) -> None:
         k_max = min(self.draft_max, n_draft_max)
@@ -165,8 +130,7 @@ class Adaptive:
         if speed > max(plain, model):
             flight.why, flight.n_max, flight.source = "n-gram", k, "ngram"
         elif model <= plain:
-            probes = self.has_model and self._n_plain >= self._probe_gap()
-            flight.why, flight.probe = ("probe", PROBE_MAX) if probes else ("off", 0)
+            flight.why, flight.probe = ("probe", PROBE_MAX) if self.wants_probe else ("off", 0)
         else:
             flight.why, flight.n_max = "draft", k_max
             flight.speed = max(self.speeds(self.acceptance.survival(self.draft_max), self.costs.draft_s))
@@ -185,6 +149,28 @@ class Adaptive:
             if max(self.speeds(survival, self.costs.draft_s)[1:]) > plain:
                 self.off_reason += f", as the draft would have to read {self._n_missed:,} tokens first"
         return speed
+
+    @property
+    def is_first(self) -> bool:
+        """Whether the next round reads the prompt."""
+        return self._first
+
+    @property
+    def wants_probe(self) -> bool:
+        """Whether the draft model should be asked again what it would have done."""
+        return self.has_model and self._n_plain >= self._probe_gap()
+
+    def outlook(self, n_draft_max: int, candidate: Candidate | None) -> tuple[list[float], str, float]:
+        """What drafting would bring this sequence, whatever it costs: the chances that the first 1, 2, … drafted tokens
+        survive, the source of them ("ngram", or "" for the draft model), and seconds of the draft's prefill that each
+        token of the output has to repay."""
+        k_max = min(self.draft_max, n_draft_max)
+        model = self.acceptance.survival(k_max) if self.has_model else []
+        if candidate is not None:
+            ngram = self.acceptance.ngram_survival(candidate.match, min(len(candidate.tokens), k_max))
+            if sum(ngram) >= sum(model):
+                return ngram, "ngram", 0.0
+        return model, "", self._prefill_s(n_draft_max)
 
     @property
     def _n_missed(self) -> int:
@@ -220,13 +206,13 @@ class Adaptive:
 
     # --- after a round ------------------------------------------------------------------------------------
 
-    def observe(self, plan: Plan, round: Round) -> None:
-        """What came of a plan."""
+    def observe(self, plan: Plan, round: Round, *, alone: bool = True) -> None:
+        """What came of a plan. Seconds of a round that was not `alone` are a schedule's to learn from."""
         flight = plan.notes
         assert isinstance(flight, InFlight), "the plan is another controller's"
         if self._first:  # what the target had to read, the draft has not read either
             self._n_read = min(self._n_read, round.n_context - round.n_prefilled)
-        else:
+        elif alone:
             self._observe_costs(round, len(flight.confidences))
         self._first = False
         self._observe_acceptance(flight, round)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from specgguf.native import compat
-from specgguf.native.context import Model
+from specgguf.native.sequence import Sequence
 
 from .calibration import calibrate, largest_batch, measure
 from .costs import Costs
@@ -26,21 +26,22 @@ TOLERANCE = 1.3
 
 
 def costs_for(
-    target: Model, draft: Model | None, draft_max: int, *, clock: Callable[[], float] = time.perf_counter
+    target: Sequence, draft: Sequence | None, draft_max: int, *, clock: Callable[[], float] = time.perf_counter
 ) -> Costs:
-    """The pair's costs: from an earlier run, or measured now and kept."""
+    """The costs of a pair whose contexts these are sequences of: from an earlier run, or measured now and kept."""
     path = _file(target, draft, draft_max)
     saved = _read(path)
-    pads = target.rolls_back_freely
-    costs = Costs.from_json(largest_batch(draft_max, pads=pads), saved, pads=pads) if saved is not None else None
+    pads, n_sequences = target.rolls_back_freely, len(target.context.sequences)
+    largest = largest_batch(draft_max, pads=pads, n_sequences=n_sequences)
+    costs = Costs.from_json(largest, saved, pads=pads) if saved is not None else None
     if costs is None or not _still_true(costs, target, clock):
-        costs = calibrate(target, draft, draft_max, clock)
+        costs = calibrate(target, draft, draft_max, clock, n_sequences=n_sequences)
         if costs.known:
             _write(path, costs.to_json())
     return costs
 
 
-def _still_true(costs: Costs, target: Model, clock: Callable[[], float]) -> bool:
+def _still_true(costs: Costs, target: Sequence, clock: Callable[[], float]) -> bool:
     """Whether a plain pass still costs what it did: one of the two runs may have shared the machine."""
     if len(target.tokens) + 2 > target.n_ctx:
         return True
@@ -55,7 +56,7 @@ def folder() -> Path:
     return Path(platformdirs.user_cache_dir("specgguf")) / "costs"
 
 
-def _file(target: Model, draft: Model | None, draft_max: int) -> Path:
+def _file(target: Sequence, draft: Sequence | None, draft_max: int) -> Path:
     """A name that changes with anything that changes the costs."""
     sides = [_side(model) for model in (target, draft) if model is not None]
     key = json.dumps([sides, draft_max, compat.version(), os.cpu_count()], sort_keys=True, default=str)
@@ -63,9 +64,9 @@ def _file(target: Model, draft: Model | None, draft_max: int) -> Path:
     return folder() / f"{name}.json"
 
 
-def _side(model: Model) -> list[Any]:
+def _side(model: Sequence) -> list[Any]:
     path = os.path.realpath(model.weights.path)
-    return [path, os.stat(path).st_size, os.stat(path).st_mtime_ns, model.settings, model.weights.keywords]
+    return [path, os.stat(path).st_size, os.stat(path).st_mtime_ns, model.context.settings, model.weights.keywords]
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -10,7 +10,7 @@ nothing of acceptance and decides nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,7 @@ class Costs:
         verify_s: seconds by batch size as measured at load; may be sparse or empty.
         draft_s: seconds of one draft step; None where nothing was measured.
         draft_prefill_s: seconds per token that the draft reads.
+        draft_level_s: seconds of one draft step of several sequences together, by their number.
         pads: whether the target can drop what pads a batch. If not, a pass with a draft also carries what is read
             again, and says nothing about the machine.
     """
@@ -46,6 +47,7 @@ class Costs:
         draft_s: float | None = None,
         draft_prefill_s: float | None = None,
         *,
+        draft_level_s: Mapping[int, float] | None = None,
         pads: bool = False,
     ) -> None:
         self.batch_max = batch_max
@@ -54,6 +56,7 @@ class Costs:
         self._verify = {n: _Cost(s) for n, s in (verify_s or {}).items() if 1 <= n <= batch_max}
         self._draft = _Cost(draft_s) if draft_s is not None else None
         self._draft_prefill = _Cost(draft_prefill_s) if draft_prefill_s is not None else None
+        self._draft_levels = {n: _Cost(s) for n, s in (draft_level_s or {}).items() if n > 1}
         self._factor = 1.0
         self._factor_variance = 0.0
         self._curve: list[float] = []  # verify_s of 1, 2, … batch_max without the factor, since the last sample
@@ -72,6 +75,19 @@ class Costs:
     def draft_prefill_s(self) -> float:
         """Seconds per token that the draft reads; 0 where nothing was measured."""
         return self._draft_prefill.seconds * self._factor if self._draft_prefill is not None else 0.0
+
+    def draft_level_s(self, n_sequences: int) -> float:
+        """Seconds of one draft step of so many sequences together, on the line through the nearest that were measured;
+        beyond them, and where none was, as many steps as there are sequences."""
+        if n_sequences <= 1 or self._draft is None:
+            return self.draft_s * n_sequences
+        known = {1: self._draft, **self._draft_levels}
+        below = max(n for n in known if n <= n_sequences)
+        above = min((n for n in known if n > n_sequences), default=None)
+        if above is None:
+            return self._factor * known[below].seconds * n_sequences / below
+        share = (n_sequences - below) / (above - below)
+        return self._factor * ((1 - share) * known[below].seconds + share * known[above].seconds)
 
     def verify_s(self, batch_size: int) -> float:
         """Seconds of a pass of the target over `batch_size` tokens; where a larger batch is cheaper and the target can
@@ -131,6 +147,17 @@ class Costs:
             self._draft = self._draft or _Cost(seconds / n_steps / self._factor)
             self._learn(self._draft, seconds / n_steps)
 
+    def observe_levels(self, levels: Sequence[int], seconds: float) -> None:
+        """Draft steps of levels[0], levels[1], … sequences together took so long."""
+        expected = sum(map(self.draft_level_s, levels))
+        if self._draft is None or expected <= 0.0:
+            return
+        for n in sorted(set(levels)):
+            if n > 1 and n not in self._draft_levels:
+                self._draft_levels[n] = _Cost(self.draft_level_s(n) / self._factor, 4 * LOAD_NOISE)
+            cost = self._draft_levels[n] if n > 1 else self._draft
+            self._learn(cost, self.draft_level_s(n) * seconds / expected)
+
     def observe_host(self, seconds: float) -> None:
         """The part of a round outside both models took so long."""
         cost = _Cost(self.host_s or seconds, COST_NOISE)
@@ -155,14 +182,18 @@ class Costs:
     def to_json(self) -> dict[str, Any]:
         """What a later run of the same pair on the same machine can begin with."""
         verify_s = {str(n): cost.seconds * self._factor for n, cost in self._verify.items()}
-        return {"verify_s": verify_s, "draft_s": self.draft_s, "draft_prefill_s": self.draft_prefill_s}
+        saved = {"verify_s": verify_s, "draft_s": self.draft_s, "draft_prefill_s": self.draft_prefill_s}
+        levels = {str(n): cost.seconds * self._factor for n, cost in self._draft_levels.items()}
+        return saved | ({"draft_level_s": levels} if levels else {})
 
     @classmethod
     def from_json(cls, batch_max: int, saved: Mapping[str, Any], *, pads: bool = False) -> Costs | None:
         """Costs from `to_json`'s; None where they do not serve."""
         try:
             verify_s = {int(n): float(s) for n, s in saved["verify_s"].items()}
-            costs = cls(batch_max, verify_s, float(saved["draft_s"]), float(saved["draft_prefill_s"]), pads=pads)
+            levels = {int(n): float(s) for n, s in saved.get("draft_level_s", {}).items()}
+            own = float(saved["draft_s"]), float(saved["draft_prefill_s"])
+            costs = cls(batch_max, verify_s, *own, draft_level_s=levels, pads=pads)
         except (KeyError, TypeError, ValueError, AttributeError):
             return None
         return costs if costs.known and batch_max in verify_s and all(s > 0.0 for s in verify_s.values()) else None

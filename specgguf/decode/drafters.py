@@ -13,9 +13,10 @@ from typing import Protocol
 from specgguf.config import DRAFT_MAX_LIMIT
 from specgguf.errors import ConfigError
 
-from .records import Candidate, Draft, KeepDrafting, ToDistribution
+from .records import PROBE_MAX, Candidate, Draft, KeepDrafting, ToDistribution
 from .sampling import Distribution, Logits, Rng, draw
 from .sequence import CachedSequence, Forward
+from .vocab_map import DraftText, VocabMap
 
 # Pending tokens ride along with the next pass; more than these are replayed in one of their own, after which the
 # cache is marked again (a checkpoint would otherwise fall further behind with each rejection).
@@ -66,16 +67,29 @@ class Drafter(Protocol):
 
 
 class ModelDrafter:
-    """Drafts with a small model of the target's vocabulary, one token at a time.
+    """Drafts with a small model, one token at a time.
 
     Args:
         eog: end-of-generation ids of the target, which the draft's file may not know as such.
+        vocab_map: where the draft's ids are not the target's.
+        n_ctx: how many ids the model may hold; None: all that it can.
     """
 
-    def __init__(self, model: CachedSequence, name: str = "model", *, eog: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self,
+        model: CachedSequence,
+        name: str = "model",
+        *,
+        eog: frozenset[int] = frozenset(),
+        vocab_map: VocabMap | None = None,
+        n_ctx: int | None = None,
+    ) -> None:
         self.model = model
         self.name = name
-        self._eog = model.eog | eog
+        self._eog = eog if vocab_map is not None else model.eog | eog
+        self._n_ctx = model.n_ctx if n_ctx is None else n_ctx
+        self._map = vocab_map
+        self._text = DraftText(vocab_map) if vocab_map is not None else None
 
     def propose(
         self,
@@ -86,16 +100,17 @@ class ModelDrafter:
         keep_drafting: KeepDrafting,
     ) -> Proposal:
         model = self.model
-        n_max = min(n_max, model.n_ctx - len(committed))
-        if n_max <= 0:
+        text, _ = self._read(committed)
+        n_max = min(n_max, self._n_ctx - len(text))
+        if n_max <= 0 or not text:
             return Draft()
-        kept = model.reuse(committed[:-1])
-        if max(committed[kept:]) >= model.n_vocab:
-            return Draft()  # an id that only the target has: the draft cannot read on
-        n_prefilled = len(committed) - kept
+        kept = model.reuse(text[:-1])
+        pending = text[kept:]
+        if max(pending) >= model.n_vocab:
+            return Draft()  # a token that only the target has: the draft cannot read on
+        n_prefilled = len(pending)
         tokens: list[int] = []
         probs: list[Distribution] = []
-        pending = committed[kept:]
         if len(pending) > PENDING_MAX and not model.rolls_back_freely:
             yield Forward(model, pending[:-1], 0)
             pending = pending[-1:]
@@ -112,7 +127,8 @@ class ModelDrafter:
             probs.append(q)
             if len(tokens) == n_max or tokens[-1] in self._eog or not keep_drafting(len(tokens), None):
                 break
-            logits = (yield Forward(model, tokens[-1:], 1))[0]
+            read = tokens[-1:] if self._map is None else self._map.spelled(tokens[-1])
+            logits = (yield Forward(model, read, 1))[0]
         return Draft(tuple(tokens), tuple(probs), self.name if tokens else "", n_prefilled)
 
     def score(
@@ -125,24 +141,36 @@ class ModelDrafter:
         before them are read right after what is cached, and dropped again. The scores are then a little too low,
         at a small part of what the draft's whole prefill costs."""
         model = self.model
-        kept = model.reuse(committed[:-1])
-        n = min(len(probs), len(committed) - 1 - kept)
-        window = n + SCORE_CONTEXT
-        skips = len(committed) - 1 - kept > window and model.rolls_back_freely
-        pending = committed[-1 - window : -1] if skips else committed[kept:-1]
-        if n == 0 or kept + len(pending) > model.n_ctx or max(pending) >= model.n_vocab:
+        text, ends = self._read(committed[:-1])
+        kept = model.reuse(text)
+        first = max(len(committed) - len(probs), 1)
+        rows_at = [ends[i - 1] - 1 for i in range(first, len(committed))]  # the row in `text` that token i is scored by
+        rows_at = [at for at in rows_at if kept <= at and len(text) - at <= PROBE_MAX]
+        if not rows_at:
             return ()
-        rows = yield Forward(model, pending, n)
+        n_rows = len(text) - rows_at[0]
+        window = n_rows + SCORE_CONTEXT
+        skips = len(text) - kept > window and model.rolls_back_freely
+        pending = text[-window:] if skips else text[kept:]
+        if kept + len(pending) > self._n_ctx or max(pending) >= model.n_vocab:
+            return ()
+        rows = yield Forward(model, pending, n_rows)
         scores = []
-        for i, (p, logits) in enumerate(zip(probs[-n:], rows, strict=True), len(committed) - n):
-            q = distribution(logits, committed[:i])
-            scores.append((q.confidence, p.overlap(q)))
+        for i, at in enumerate(rows_at, len(committed) - len(rows_at)):
+            q = distribution(rows[at - rows_at[0]], committed[:i])
+            scores.append((q.confidence, probs[i - len(committed)].overlap(q)))
         if skips:
-            model.reuse(committed[:kept])
+            model.reuse(text[:kept])
         return tuple(scores)
 
     def synchronise(self, committed: Sequence[int]) -> None:
-        self.model.reuse(committed)
+        self.model.reuse(self._read(committed)[0])
+
+    def _read(self, committed: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
+        """What the model reads for `committed`, and how many ids of it each of its prefixes is, see `DraftText.of`."""
+        if self._text is None:
+            return committed, range(1, len(committed) + 1)
+        return self._text.of(committed)
 
 
 class NgramDrafter:

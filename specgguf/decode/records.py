@@ -164,6 +164,7 @@ class Round:
         n_context: committed tokens before this round, the prompt included.
         prefill_s: seconds of reading those; not in verify_s.
         draft_s, verify_s, host_s: seconds in the drafter, in the target's pass, and outside both.
+        n_sequences: how many sequences had their rounds together, in all of these seconds.
     """
 
     tokens: tuple[int, ...]
@@ -184,3 +185,4 @@ class Round:
     draft_s: float = 0.0
     verify_s: float = 0.0
     host_s: float = 0.0
+    n_sequences: int = 1

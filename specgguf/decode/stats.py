@@ -5,7 +5,7 @@ Every figure follows from the rounds that were added; nothing here measures or d
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .records import Round
@@ -26,9 +26,12 @@ class Stats:
         draft_n, draft_n_accepted: drafted and accepted tokens.
         drafted_by_position, reached_by_position, accepted_by_position: per position in the draft, from 0. A
             position is reached when all before it were accepted.
+        plain_n, plain_s: tokens and seconds of the rounds that checked no draft, but for those that read a prompt: how
+            fast plain decoding was here, probes of the draft not counted.
         n_from_draft: accepted tokens that were kept (a block may be cut by the end of the text).
         prompt_s, draft_s, verify_s, host_s: seconds reading prompts, drafting, verifying, and outside both.
         draft_lengths: the draft length of each round, the last 4096.
+        by_n_sequences: of rounds that so many sequences had together: how many, and drafted and accepted tokens.
         off_reason: why drafting is off now; "" when it is not.
     """
 
@@ -39,6 +42,8 @@ class Stats:
     n_generated: int = 0
     n_rounds: int = 0
     n_plain: int = 0
+    plain_n: int = 0
+    plain_s: float = 0.0
     n_from_draft: int = 0
     draft_n: int = 0
     draft_n_accepted: int = 0
@@ -50,6 +55,7 @@ class Stats:
     verify_s: float = 0.0
     host_s: float = 0.0
     draft_lengths: list[int] = field(default_factory=list)
+    by_n_sequences: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     off_reason: str = ""
     _reading: bool = field(default=True, repr=False)  # the round that reads the prompt comes next
 
@@ -59,8 +65,18 @@ class Stats:
         self.n_cached += n_cached
         self._reading = True
 
-    def add(self, round: Round) -> None:
-        """One more round."""
+    def add(self, round: Round, *, shared: bool = False) -> None:
+        """One more round.
+
+        Args:
+            shared: these are the sums over all sequences: of seconds that several spent together each has its part.
+        """
+        if shared and round.n_sequences > 1:
+            names = ("prefill_s", "draft_s", "verify_s", "host_s")
+            round = replace(round, **{name: getattr(round, name) / round.n_sequences for name in names})
+        n, drafted, accepted = self.by_n_sequences.get(round.n_sequences, (0, 0, 0))
+        so_far = (n + 1, drafted + round.draft_n, accepted + round.draft_n_accepted)
+        self.by_n_sequences[round.n_sequences] = so_far
         self.n_rounds += 1
         self.n_plain += round.draft_n == 0
         self.n_generated += len(round.tokens)
@@ -70,6 +86,9 @@ class Stats:
         else:
             self.n_replayed += round.n_prefilled
             self.verify_s += round.prefill_s
+            if not round.draft_n:
+                self.plain_n += len(round.tokens)
+                self.plain_s += round.prefill_s + round.verify_s + round.host_s
         self._reading = False
         self.n_from_draft += round.n_from_draft
         self.draft_n += round.draft_n

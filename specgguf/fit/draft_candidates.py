@@ -6,14 +6,17 @@ this: a draft must be smaller than its target.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from specgguf import presets
 from specgguf.errors import BackendError, SpecggufError
-from specgguf.models import hub, inventory
+from specgguf.models import hub, inventory, slim
 from specgguf.models.inventory import Found
 from specgguf.native import devices, vocab
+from specgguf.native.mapped import pair
 from specgguf.presets import ModelFile
 
 SHARE_MAX = 0.5  # of the target's size: a larger draft cannot pay
@@ -28,16 +31,19 @@ class Candidate:
         bytes: its size.
         is_here: whether nothing has to be downloaded.
         why_not: what keeps it from drafting for this target; "" when nothing does.
+        share: the part of its tokens that are the target's; 1 where the vocabulary is the same.
     """
 
     name: str
     bytes: int
     is_here: bool
     why_not: str = ""
+    share: float = 1.0
 
 
 def candidates(target: Path) -> list[Candidate]:
-    """All possible drafts of the file `target`: those that match first, the smallest of them first.
+    """All possible drafts of the file `target`: those that match first, then those of another vocabulary, the smallest
+    first.
 
     Raises:
         BackendError: the target's vocabulary cannot be read.
@@ -47,10 +53,10 @@ def candidates(target: Path) -> list[Candidate]:
     with devices.vocabulary(str(target)) as ours:
         for model in inventory.models():
             if model.path.resolve() != target.resolve():
-                found.append(Candidate(model.name, model.bytes, True, _why_not(model, size, ours)))
+                found.append(_candidate(model, size, ours))
     here = {c.bytes for c in found}
     found += [c for c in of_presets(target) if not c.is_here and c.bytes not in here]
-    return sorted(found, key=lambda c: (bool(c.why_not), not c.is_here, c.bytes, c.name))
+    return sorted(found, key=lambda c: (bool(c.why_not), c.share < 1.0, not c.is_here, c.bytes, c.name))
 
 
 def best(target: Path) -> Found | None:
@@ -88,15 +94,30 @@ def of_presets(target: Path) -> list[Candidate]:
     return list(found.values())
 
 
-def _why_not(model: Found, target_bytes: int, ours: object) -> str:
+def _candidate(model: Found, target_bytes: int, ours: object) -> Candidate:
     if model.bytes > SHARE_MAX * target_bytes:
-        return f"too large: {model.bytes / target_bytes:.0%} of the target"
-    return _difference(model.path, ours)
+        return Candidate(model.name, model.bytes, True, f"too large: {model.bytes / target_bytes:.0%} of the target")
+    why_not = _difference(model.path, ours)
+    if not why_not:
+        return Candidate(model.name, model.bytes, True)
+    with suppress(SpecggufError), _vocabulary(model.path) as theirs:
+        n, share = pair.shared(ours, theirs)
+        if n >= pair.SHARE_MIN * min(vocab.vocab_size(ours), vocab.vocab_size(theirs)):
+            return Candidate(model.name, model.bytes, True, share=share)
+    return Candidate(model.name, model.bytes, True, why_not)
 
 
 def _difference(path: Path, ours: object) -> str:
     try:
-        with devices.vocabulary(str(path)) as theirs:
+        with _vocabulary(path) as theirs:
             return vocab.difference(ours, theirs)
     except SpecggufError as error:
         return str(error)
+
+
+@contextmanager
+def _vocabulary(path: Path) -> Iterator[object]:
+    """The ids that a draft reads: of the file that it was cut from, where it is a slimmed one."""
+    slimmed = slim.read(path)
+    with devices.vocabulary(str(path if slimmed is None else slimmed.source)) as theirs:
+        yield theirs

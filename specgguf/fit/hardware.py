@@ -19,6 +19,8 @@ from specgguf.errors import ConfigError
 
 MIB = 2**20
 GIB = 2**30
+LOAD = Path("/proc/loadavg")
+BUSY_SHARE = 0.5  # of all cores: less does not slow a model much
 
 # What is left to programs on a card of so many GB, in MiB, where the device cannot be asked.
 CARD_MIB = {8: 7807, 10: 10037, 12: 12042, 16: 16056, 24: 24080, 32: 32110}
@@ -178,6 +180,22 @@ def _card(name: str) -> tuple[str, tuple[int, int]]:
 
 
 # --- the operating system -----------------------------------------------------------------------------------
+
+
+def others_keep_busy() -> str:
+    """One line where other programs take the processor from whoever asks; empty where they do not, or cannot be seen.
+
+    The load of the last minute may be of a program that has ended: some other one must run now, too.
+    """
+    try:
+        said = LOAD.read_text(encoding="ascii").split()
+    except OSError:
+        return ""
+    load, running = float(said[0]), int(said[3].partition("/")[0])
+    n = os.cpu_count() or 1  # the load is all cores', whichever of them this process may use
+    if load < BUSY_SHARE * n or running < 2:
+        return ""
+    return f"other programs keep {min(load, n):.1f} of {n} cores busy"
 
 
 def n_cores() -> int:

@@ -16,7 +16,7 @@ from specgguf.presets import ModelFile, Preset
 
 from . import hardware
 from .footprint import N_CTX_STEP, Footprint, LoadParams, footprint
-from .hardware import GIB, MIB, Machine
+from .hardware import MIB, Machine
 
 LEAST_N_CTX = 4096  # what a conversation should have; below it another change is cheaper
 BYTES_PER_CORE = 0.65e9  # weights a CPU core reads a prompt with at a bearable speed
@@ -228,7 +228,7 @@ def _reason(preset: Preset, plan: Plan) -> str:
     sizes = plan.footprint
     where = ", ".join(d.description or d.name for d in plan.machine.gpus) or _cores(plan.machine)
     needed, free = sizes.device or sizes.host, sizes.device_free or plan.machine.cpu.free_bytes
-    text = f"preset {preset.name}: takes {needed / GIB:.1f} GB of {free / GIB:.1f} GB free ({where})"
+    text = f"preset {preset.name}: takes {needed / 1e9:.1f} GB of {free / 1e9:.1f} GB free ({where})"
     if preset.n_ctx < presets.load(preset.name).n_ctx:
         text += f", with a context cut to {preset.n_ctx}"
     if preset.name == "demo" and plan.machine.kind == "cpu":

@@ -10,17 +10,18 @@ from __future__ import annotations
 import inspect
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
-from time import monotonic
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from time import monotonic, thread_time
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from specgguf.config import one_line
 from specgguf.decode.sequence import common_prefix
-from specgguf.errors import BackendError, ConfigError
+from specgguf.errors import BackendError, Busy, ConfigError
 
-from .sources import check_length, read_grammar
+from .sources import Grammar, check_length, read_grammar
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,6 +34,7 @@ T = TypeVar("T")
 COMPILE_S = 2.0
 COMPILERS_MAX = 2  # at once; nothing can end one that is past its deadline, so it counts until it ends by itself
 STACK = 2**28  # bytes: llguidance recurses once for each rule of a chain, about 8 kB each; only what is used is taken
+FOLLOW_S, FOLLOW_TOKEN_S = 5.0, 0.02  # of processor time along an answer: so much, and so much for each of its tokens
 N_KEPT = 32  # masks kept behind the newest one: more than the longest draft
 
 
@@ -47,6 +49,7 @@ class GrammarCursor:
         self._tokens: list[int] = []
         self._ended = False  # an end of generation follows them
         self._masks: dict[int, Bits] = {}  # by number of tokens: of the last ones
+        self._spent_s = 0.0
 
     def mask(self, generated: Sequence[int]) -> Bits:
         """The ids that may come after `generated`: bit `id % 8` of byte `id // 8`.
@@ -54,28 +57,42 @@ class GrammarCursor:
         Once the grammar is complete these are the ends of generation only; after one of them there are none.
 
         Raises:
-            BackendError: the grammar forbids one of the tokens. ConfigError: it is too complex here.
+            BackendError: the grammar forbids one of the tokens. ConfigError: it is too complex here, or takes too long.
         """
         import numpy as np
 
-        self._follow(generated)
-        n = len(self._tokens)
-        if n not in self._masks:
-            self._masks[n] = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
-            self._masks.pop(n - N_KEPT, None)
-            self._check()
-        mask: Bits = self._masks[n]
-        return np.zeros_like(mask) if self._ended else mask
+        with self._timed(len(generated)):
+            self._follow(generated)
+            n = len(self._tokens)
+            if n not in self._masks:
+                self._masks[n] = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+                self._masks.pop(n - N_KEPT, None)
+                self._check()
+            mask: Bits = self._masks[n]
+            return np.zeros_like(mask) if self._ended else mask
 
     def forced(self, generated: Sequence[int]) -> list[int]:
         """The tokens that spell what must come after `generated`, whatever is chosen; [] where there is a choice.
 
         Another tokenization of the same characters may be allowed too. Raises as `mask`.
         """
-        self._follow(generated)
-        tokens: list[int] = [] if self._ended else self._matcher.compute_ff_tokens()
-        self._check()
-        return tokens
+        with self._timed(len(generated)):
+            self._follow(generated)
+            tokens: list[int] = [] if self._ended else self._matcher.compute_ff_tokens()
+            self._check()
+            return tokens
+
+    @contextmanager
+    def _timed(self, n_tokens: int) -> Iterator[None]:
+        """Every step is bounded by llguidance; this bounds their sum, so that an answer of slow steps ends too."""
+        started = thread_time()
+        yield
+        self._spent_s += thread_time() - started
+        if self._spent_s > FOLLOW_S + FOLLOW_TOKEN_S * n_tokens:
+            raise ConfigError(
+                f"the grammar takes too long to follow: {self._spent_s:.1f} s for {n_tokens} tokens",
+                hint="use a simpler one",
+            )
 
     def _follow(self, generated: Sequence[int]) -> None:
         """Bring the matcher behind `generated`."""
@@ -114,37 +131,53 @@ class Vocabulary(Protocol):
         """Keeps the file loaded for the block; ConfigError once it was closed."""
 
 
+@dataclass(frozen=True)
+class CompiledGrammar(Grammar):
+    """A grammar that need not be compiled again for the vocabulary that it was compiled for."""
+
+    matcher: Any = None
+    tokenizer: Any = None
+
+
 def compile_grammar(grammar: Any, vocabulary: Vocabulary) -> GrammarCursor:
-    """A grammar over a vocabulary, before the first token. What a lenient JSON schema does not keep to is named in a
-    UserWarning.
+    """A grammar over a vocabulary, before the first token; see `compiled`."""
+    made = compiled(grammar, vocabulary)
+    return GrammarCursor(made.matcher, made.tokenizer.eos_tokens)
+
+
+def compiled(grammar: Any, vocabulary: Vocabulary) -> CompiledGrammar:
+    """A grammar compiled for a vocabulary; one that is already stays as it is. What a lenient JSON schema does not keep
+    to is named in a UserWarning.
 
     Args:
         grammar: see `read_grammar`.
         vocabulary: `Weights`.
 
     Raises:
-        ConfigError: no grammar, one that cannot be kept to, one that is too large, or too many at once; the message
-            says why.
+        ConfigError: no grammar, one that cannot be kept to, or one that is too large; the message says why.
+        Busy: too many are being compiled.
     """
     import llguidance
 
     grammar = read_grammar(grammar)
+    tokenizer = vocabulary.grammar_tokenizer
+    if isinstance(grammar, CompiledGrammar) and grammar.tokenizer is tokenizer:
+        return grammar
     check_length(grammar.kind, len(grammar.source))  # what was given may have grown as it was read
     limits = llguidance.LLParserLimits(verbose_errors=False)
-    tokenizer = vocabulary.grammar_tokenizer
 
-    def compiled() -> Any:
+    def make() -> Any:
         with vocabulary.in_use():  # for as long as this goes on, even if nobody waits for it any more
             return llguidance.LLMatcher(tokenizer, grammar.source, log_level=0, limits=limits)
 
-    matcher = within(COMPILE_S, compiled)
+    matcher = within(COMPILE_S, make)
     if matcher is None:
         raise ConfigError(f"{grammar.kind}: compiling it takes more than {COMPILE_S:g} s", hint="use a simpler one")
     if matcher.is_error():
         raise grammar.refusal(matcher.get_error())
     if lost := [*grammar.lost, *(one_line(text) for text in matcher.get_grammar_warnings())]:
         _warn(f"{grammar.kind}: not enforced, so check the answers for it: {', '.join(lost)}")
-    return GrammarCursor(matcher, tokenizer.eos_tokens)
+    return CompiledGrammar(grammar.kind, grammar.source, grammar.lost, grammar.strict, matcher, tokenizer)
 
 
 _one_at_a_time = threading.Lock()  # `threading.stack_size` is the whole process's
@@ -155,11 +188,11 @@ def within(seconds: float, work: Callable[[], T]) -> T | None:
     """What `work` returns or raises; None after so many seconds: it then goes on by itself until its own limits end it.
 
     Raises:
-        ConfigError: COMPILERS_MAX others are still at work then.
+        Busy: COMPILERS_MAX others are still at work then.
     """
     until = monotonic() + seconds
     if not _compilers.acquire(timeout=seconds):
-        raise ConfigError(f"grammar: {COMPILERS_MAX} others are still being compiled", hint="ask again later")
+        raise Busy(f"{COMPILERS_MAX} other grammars are still being compiled", hint="ask again in a moment")
     result: Future[T] = Future()
 
     def run() -> None:

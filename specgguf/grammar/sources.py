@@ -17,6 +17,8 @@ from . import gbnf, json_schema
 
 # Between the parts of a JSON text: a model that may go on with blank space for ever does.
 WHITESPACE = r" |\n[ \t]{0,40}"
+COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as `json.dumps` writes it
+COMPACTLY = "disable_any_whitespace"  # vLLM's name
 SOURCE_MAX = 2**18  # characters of what is given, checked before any of it is read, and of what it becomes
 
 
@@ -52,8 +54,9 @@ def read_grammar(value: Any) -> Grammar:
     """A grammar in any of the forms that a caller may give it in.
 
     Takes a GBNF text, a `llama_cpp.LlamaGrammar`, {"type": "gbnf" | "lark" | "regex" | "json_schema" | "choice", that
-    name or "value": …} (a JSON schema may have "strict": false beside it), or vLLM's `structured_outputs`: {"json" |
-    "regex" | "choice" | "grammar": …} or {"json_object": true}.
+    name or "value": …}, or vLLM's `structured_outputs`: {"json" | "regex" | "choice" | "grammar": …} or
+    {"json_object": true}. A JSON schema may have "strict": false beside it where the type is given, and
+    "disable_any_whitespace": true in both.
 
     Raises:
         ConfigError: something else, or malformed.
@@ -82,16 +85,19 @@ def gbnf_grammar(text: str) -> Grammar:
         raise ConfigError("grammar: it nests too deep") from None
 
 
-def json_grammar(schema: Any = None, *, strict: bool = True) -> Grammar:
+def json_grammar(schema: Any = None, *, strict: bool = True, any_whitespace: bool = True) -> Grammar:
     """The grammar of a JSON schema (a mapping, a boolean or JSON text); None: of any JSON object.
 
     Args:
         strict: refuse what cannot be kept to the letter; else it is named in a warning.
+        any_whitespace: False leaves one spelling of it, that of `json.dumps`, so that more tokens are forced.
 
     Raises:
         ConfigError: it is no schema.
     """
     tree, lost = _json_source(schema, strict)
+    if not any_whitespace:
+        tree["x-guidance"] = {"lenient": not strict, **COMPACT}
     return Grammar("JSON schema", json.dumps({"grammars": [{"json_schema": tree}]}), tuple(lost), strict)
 
 
@@ -212,30 +218,44 @@ def _by_type(value: Mapping[str, Any]) -> Grammar:
         hint = (did_you_mean(kind, READERS) if isinstance(kind, str) else "") or f"types: {', '.join(READERS)}"
         raise ConfigError(f"this type of grammar is not known: {kind!r:.60}", hint=hint)
     names = {kind, "value"} & value.keys()
-    known = {"type", kind, "value"} | ({"strict"} if kind == "json_schema" else set())
+    known = {"type", kind, "value"} | ({"strict", COMPACTLY} if kind == "json_schema" else set())
     if len(names) != 1 or value.keys() - known:
         shape = f'{{"type": "{kind}", "{kind}": …}}'
         raise ConfigError(f"a grammar of type {kind} is {shape}, without {_named(value.keys() - known) or 'its text'}")
     content = value[names.pop()]
-    return json_grammar(content, strict=is_strict(value)) if kind == "json_schema" else READERS[kind](content)
+    if kind == "json_schema":
+        return json_grammar(content, strict=is_strict(value), any_whitespace=not _is_compact(value))
+    return READERS[kind](content)
 
 
 def _by_name(value: Mapping[str, Any]) -> Grammar:
     """vLLM's `structured_outputs`: the one constraint that it names."""
-    given = {name: content for name, content in value.items() if content is not None}
+    given = {name: content for name, content in value.items() if content is not None and name != COMPACTLY}
     if len(given) != 1:
         raise ConfigError(f"structured_outputs names one of {', '.join(STRUCTURED)}, not {_named(given) or 'none'}")
     (name, content), *_ = given.items()
     if name not in STRUCTURED:
         hint = did_you_mean(str(name), STRUCTURED) or f"known: {', '.join(STRUCTURED)}"
         raise ConfigError(f"structured_outputs: '{name!s:.40}' is not supported", hint=hint)
+    if _is_compact(value):
+        if name not in ("json", "json_object"):
+            raise ConfigError(f"{COMPACTLY} goes with json or json_object, not with {name}")
+        return json_grammar(content if name == "json" else _any_object(content), any_whitespace=False)
     return STRUCTURED[name](content)
 
 
-def _json_object(wanted: Any) -> Grammar:
+def _is_compact(value: Mapping[str, Any]) -> bool:
+    wanted = value.get(COMPACTLY)
+    if wanted not in (None, True, False):
+        raise ConfigError(f"{COMPACTLY} must be true or false, not {wanted!r:.60}")
+    return wanted is True
+
+
+def _any_object(wanted: Any) -> dict[str, Any]:
+    """The schema of any JSON object, where that is wanted."""
     if wanted is not True:
         raise ConfigError(f"json_object must be true, not {wanted!r:.60}")
-    return json_grammar()
+    return {"type": "object"}
 
 
 def _lark_or_gbnf(text: Any) -> Grammar:
@@ -261,5 +281,5 @@ STRUCTURED: Mapping[str, Callable[[Any], Grammar]] = {
     "regex": regex_grammar,
     "choice": choice_grammar,
     "grammar": _lark_or_gbnf,
-    "json_object": _json_object,
+    "json_object": lambda value: json_grammar(_any_object(value)),
 }

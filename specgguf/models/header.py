@@ -125,8 +125,30 @@ class _Reader:
     def string(self) -> str:
         return self.take(self.count()).decode("utf-8", "replace")
 
+    def strings(self, n: int) -> list[str]:
+        """`n` strings: a vocabulary has hundreds of thousands, so `string` for each would take a second."""
+        length = struct.Struct("<Q").unpack_from
+        data, at, texts = b"", 0, []
+        for _ in range(n):
+            if at + 8 > len(data):
+                data, at = data[at:] + self.stream.read(READ_AHEAD), 0
+                if len(data) < 8:
+                    raise GgufError("the file ends inside its GGUF header")
+            (size,) = length(data, at)
+            if size > MAX_COUNT:
+                raise GgufError("the GGUF header is damaged")
+            end = at + 8 + size
+            if end > len(data):
+                data, at, end = data[at:] + self.stream.read(size + READ_AHEAD), 0, 8 + size
+                if end > len(data):
+                    raise GgufError("the file ends inside its GGUF header")
+            texts.append(data[at + 8 : end].decode("utf-8", "replace"))
+            at = end
+        self.stream.seek(at - len(data), os.SEEK_CUR)
+        return texts
+
     def skip_strings(self, n: int) -> None:
-        """Past `n` strings: a vocabulary has hundreds of thousands, so `string` for each would take a second."""
+        """Past `n` strings, as fast."""
         length = struct.Struct("<Q").unpack_from
         data, at = b"", 0  # what was read ahead; where in it, or beyond it, the next string begins
         for _ in range(n):
@@ -157,7 +179,7 @@ class _Reader:
         kind, n = int(self.unpack("I")), self.count()
         if kind == _STRING:
             if keep:
-                return [self.string() for _ in range(n)]
+                return self.strings(n)
             self.skip_strings(n)
             return ArrayInfo(kind, n)
         if kind not in _SCALARS:

@@ -65,6 +65,24 @@ def _wrong_type(header: Header) -> str:
     return ""
 
 
+def repeated_text(tokens: Sequence[str]) -> str:
+    """The text that two tokens of a vocabulary have, or the first of them: llama.cpp counts texts and tokens, and ends
+    the process where they differ. "" where all are different. It reads a text as far as its first NUL.
+
+    Args:
+        tokens: the texts of `TOKENS`; those that were no UTF-8 are not compared.
+    """
+    if len(set(tokens)) == len(tokens) and not any("\0" in text for text in tokens):
+        return ""
+    seen: set[str] = set()
+    for text in tokens:
+        text = text.partition("\0")[0]
+        if text in seen and text and "\ufffd" not in text:
+            return f"two tokens of the vocabulary have the text {text!r:.40}"
+        seen.add(text)
+    return ""
+
+
 def missing_byte(header: Header, tokens: Sequence[str]) -> str:
     """The byte token that a SentencePiece vocabulary lacks beside others of the kind: over a character that needs it
     llama.cpp would end the process. "" where there is none.

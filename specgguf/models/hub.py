@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from specgguf import presets
 from specgguf.config import did_you_mean
 from specgguf.errors import ModelNotFound, SpecggufError
 from specgguf.presets import ModelFile
@@ -24,6 +25,7 @@ from .header import shards
 # What a bare org/repo means, in order: the common best compromise first.
 PREFERRED = ("Q4_K_M", "Q4_K_S", "Q4_0", "Q5_K_M", "Q8_0", "F16", "BF16")
 
+FETCH = "specgguf models pull fetches it, where neither --offline nor HF_HUB_OFFLINE forbids that"
 _REPO = re.compile(r"(?:https://)?(?:huggingface\.co/|hf\.co/)?([\w.-]+/[\w.-]+?)/?(?::([^:]+))?")
 
 
@@ -122,7 +124,8 @@ def split_reference(ref: str) -> tuple[str, str]:
     if not match or _looks_like_path(ref):
         raise ModelNotFound(
             f"no such model: {ref}",
-            hint="give a path, org/repo:quant on the hub, a name from specgguf models list, or a preset with -p",
+            hint=did_you_mean(ref, [*(model.name for model in inventory.models()), *presets.names()])
+            or "give a path, org/repo:quant on the hub, a name from specgguf models list, or a preset with -p",
         )
     return match.group(1), match.group(2) or ""
 
@@ -166,7 +169,7 @@ def _cached_model(model: ModelFile, progress: Progress | None, verify: bool) -> 
 
 def _fetch_model(model: ModelFile, *, offline: bool, progress: Progress | None) -> Path:
     if offline:
-        raise ModelNotFound(f"{model} is not on this machine, and offline mode is on", hint="unset HF_HUB_OFFLINE")
+        raise ModelNotFound(f"{model} is not on this machine, and nothing is fetched now", hint=FETCH)
     path = hf_client.download(model.repo, model.file, model.revision, progress=progress)
     return _keep_if_right(path, model.sha256, progress)
 
@@ -253,5 +256,5 @@ def _nothing_fits(repo: str, wanted: str, files: list[str]) -> ModelNotFound:
 def _not_here(repo: str, wanted: str) -> ModelNotFound:
     name = f"{repo}:{wanted}" if wanted else repo
     here = [p.name for s in hf_client.snapshots(repo) for p in s.rglob("*.gguf")]
-    hint = f"here of that repository: {', '.join(sorted(set(here)))}" if here else "unset HF_HUB_OFFLINE to download it"
-    return ModelNotFound(f"{name} is not on this machine, and offline mode is on", hint=hint)
+    hint = f"here of that repository: {', '.join(sorted(set(here)))}" if here else FETCH
+    return ModelNotFound(f"{name} is not on this machine, and nothing is fetched now", hint=hint)

@@ -46,7 +46,7 @@ def read(ref: str | Path | ModelFile, *, offline: bool | None = None) -> RemoteH
     if isinstance(ref, ModelFile) and ref.shape is not None:
         return RemoteHeader(hparams.of_preset_model(ref), None, ref.bytes)
     if hf_client.is_offline() if offline is None else offline:
-        raise ModelNotFound(f"{ref} is not on this machine, and offline mode is on", hint="unset HF_HUB_OFFLINE")
+        raise ModelNotFound(f"{ref} is not on this machine, and nothing is fetched now", hint=hub.FETCH)
     files = _files(ref)
     headers, size = [], 0
     for repo, name, revision in files:

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from specgguf.errors import BackendError
 
 from . import compat
+from .rpc.elsewhere import Elsewhere, anywhere
 
 Context = Any  # llama_context_p
 Logits = npt.NDArray[np.float32]
@@ -28,7 +29,6 @@ Logits = npt.NDArray[np.float32]
 DECODE_OK, DECODE_NO_SLOT, DECODE_ABORTED = 0, 1, 2
 STATE_PARTIAL_ONLY = 1
 LOG_ERROR = 4
-NO_ROWS: Logits = np.empty((0, 0), np.float32)
 
 _log: collections.deque[tuple[int, str]] = collections.deque(maxlen=200)
 _listeners: list[list[str]] = []
@@ -112,34 +112,35 @@ def apply_lora(ctx: Context, adapter: Any, scale: float) -> None:
         raise BackendError("llama.cpp refused the LoRA adapter for this context")
 
 
+@anywhere
 def free_context(ctx: Context) -> None:
     llama_cpp.llama_free(ctx)
 
 
-def n_ctx(ctx: Context) -> int:
-    """The context's length in tokens (llama.cpp rounds what was asked for up)."""
-    return int(llama_cpp.llama_n_ctx(ctx))
+class Limits(NamedTuple):  # of a context, in tokens
+    n_ctx: int  # its length: llama.cpp rounds what was asked for up
+    n_ubatch: int  # computed at once
+    n_rs_seq: int  # that a recurrent state can be rolled back natively; 0 where the architecture cannot
 
 
-def n_ubatch(ctx: Context) -> int:
-    """How many tokens llama.cpp computes at once."""
-    return int(llama_cpp.llama_n_ubatch(ctx))
+@anywhere
+def limits(ctx: Context) -> Limits:
+    sizes = llama_cpp.llama_n_ctx(ctx), llama_cpp.llama_n_ubatch(ctx), llama_cpp.llama_n_rs_seq(ctx)
+    return Limits(*map(int, sizes))
 
 
-def n_rs_seq(ctx: Context) -> int:
-    """How many tokens a recurrent state can be rolled back natively; 0 where the architecture cannot."""
-    return int(llama_cpp.llama_n_rs_seq(ctx))
+class Memory(NamedTuple):
+    """What of a model decides how its memory can be rolled back."""
+
+    n_swa: int  # the sliding window in tokens; 0 for full attention
+    is_recurrent: bool  # whether any layer keeps a recurrent state
 
 
-def is_recurrent(llama: Any) -> bool:
-    """Whether any layer keeps a recurrent state (recurrent and hybrid architectures)."""
+def memory(llama: Any) -> Memory:
+    """Of the model that `llama` loaded."""
     model = llama.model
-    return bool(llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model))
-
-
-def n_swa(llama: Any) -> int:
-    """The sliding window in tokens; 0 for full attention."""
-    return int(llama_cpp.llama_model_n_swa(llama.model))
+    recurrent = llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model)
+    return Memory(int(llama_cpp.llama_model_n_swa(model)), bool(recurrent))
 
 
 # --- batches and decoding ---------------------------------------------------------------------------------
@@ -157,10 +158,11 @@ class BatchPart(NamedTuple):
 class Batch:
     """A llama_batch over numpy arrays, so that filling it is a few assignments a part whatever its length."""
 
-    def __init__(self, n_tokens: int, n_embd: int = 0) -> None:
+    def __init__(self, n_tokens: int) -> None:
         self._token, self._pos, self._seq = (np.zeros(n_tokens, np.int32) for _ in range(3))
         self._logits = np.zeros(n_tokens, np.int8)
         self._n_seq_id = np.ones(n_tokens, np.int32)
+        self.parts: list[BatchPart] = []
         # llama.cpp wants a pointer to each token's list of sequences: here, each is one long.
         self._seq_id = self._seq.ctypes.data + self._seq.itemsize * np.arange(n_tokens, dtype=np.uintp)
         self.raw: Any = llama_cpp.llama_batch(
@@ -171,14 +173,11 @@ class Batch:
             seq_id=_pointer(self._seq_id, "seq_id"),
             logits=_pointer(self._logits, "logits"),
         )
-        self.embd = np.zeros((n_tokens, n_embd), np.float32)  # beside the tokens, not instead of them
-        if n_embd:
-            self.raw.embd = _pointer(self.embd, "embd")
 
     def fill(self, parts: Iterable[BatchPart]) -> None:
         """Any number of sequences, each with consecutive positions."""
-        start = 0
-        for sequence, position, tokens, n_outputs in parts:
+        start, self.parts = 0, list(parts)
+        for sequence, position, tokens, n_outputs in self.parts:
             n = len(tokens)
             end = start + n
             self._token[start:end] = tokens
@@ -195,29 +194,23 @@ def _pointer(array: npt.NDArray[Any], field: str) -> Any:
     return ctypes.cast(array.ctypes.data, dict(llama_cpp.llama_batch._fields_)[field])
 
 
+@anywhere
 def decode(ctx: Context, batch: Batch) -> int:
     """llama_decode's own code: 0 ok, 1 no slot, 2 aborted, below 0 failed."""
     return int(llama_cpp.llama_decode(ctx, batch.raw))
 
 
-def decode_error(code: int, n_tokens: int) -> BackendError:
-    if code == DECODE_NO_SLOT:
-        return BackendError(f"llama.cpp found no room for {n_tokens} tokens in the cache")
-    return BackendError(f"llama.cpp failed to decode (code {code}): {last_log_error()}")
-
-
+@anywhere
 def rows(ctx: Context, n_outputs: int, n_vocab: int) -> Logits:
     """The logits of the last decode, (n_outputs, n_vocab) float32: a view that the next decode overwrites."""
-    if not n_outputs:
-        return NO_ROWS
     pointer = llama_cpp.llama_get_logits(ctx)
     if not pointer:
         raise BackendError("llama.cpp returned no logits")
-    return view(ctypes.addressof(pointer.contents), n_outputs, n_vocab)
+    return _view(ctypes.addressof(pointer.contents), n_outputs, n_vocab)
 
 
 @functools.lru_cache(maxsize=64)  # the buffer of a context stays where it is: made anew, a view takes a third of a pass
-def view(address: int, n_outputs: int, n_vocab: int) -> Logits:
+def _view(address: int, n_outputs: int, n_vocab: int) -> Logits:
     pointer = ctypes.cast(address, ctypes.POINTER(ctypes.c_float))
     return np.ctypeslib.as_array(pointer, (n_outputs, n_vocab))
 
@@ -235,7 +228,7 @@ class AbortFlag:
             self._callback = ctypes.cast(strlen, type(llama_cpp.llama_context_default_params().abort_callback))
 
     def attach(self, ctx: Context) -> None:
-        if self._callback is not None:
+        if self._callback is not None and not isinstance(ctx, Elsewhere):
             address = ctypes.cast(self._buffer, ctypes.c_void_p)
             llama_cpp.llama_set_abort_callback(ctx, self._callback, address)
 
@@ -249,22 +242,26 @@ class AbortFlag:
 # --- memory -----------------------------------------------------------------------------------------------
 
 
+@anywhere
 def seq_rm(ctx: Context, seq: int, n: int) -> bool:
     """Drop everything of a sequence from position n on; whether llama.cpp says that it could."""
     return bool(llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(ctx), seq, n, -1))
 
 
+@anywhere
 def seq_cp(ctx: Context, source: int, target: int, n: int) -> None:
     """Let a sequence share the cells of another's first n positions. Within a unified cache only: anywhere else
     llama.cpp ends the process."""
     llama_cpp.llama_memory_seq_cp(llama_cpp.llama_get_memory(ctx), source, target, 0, n)
 
 
+@anywhere
 def pos_max(ctx: Context, seq: int) -> int:
     """The last position held; -1 when empty."""
     return int(llama_cpp.llama_memory_seq_pos_max(llama_cpp.llama_get_memory(ctx), seq))
 
 
+@anywhere
 def clear(ctx: Context, seq: int) -> None:
     """Empty a sequence's memory."""
     memory = llama_cpp.llama_get_memory(ctx)
@@ -274,11 +271,13 @@ def clear(ctx: Context, seq: int) -> None:
         llama_cpp.llama_memory_seq_rm(memory, seq, -1, -1)
 
 
+@anywhere
 def state_size(ctx: Context, seq: int, flags: int = 0) -> int:
     """The bytes that `get_state` would return."""
     return int(llama_cpp.llama_state_seq_get_size_ext(ctx, seq, flags))
 
 
+@anywhere
 def get_state(ctx: Context, seq: int, flags: int = 0) -> bytes:
     """The state of a sequence; with STATE_PARTIAL_ONLY just what cannot be rolled back by position.
 
@@ -293,6 +292,7 @@ def get_state(ctx: Context, seq: int, flags: int = 0) -> bytes:
     return bytes(memoryview(buffer)[:written])
 
 
+@anywhere
 def set_state(ctx: Context, data: bytes | bytearray | memoryview, seq: int, flags: int = 0) -> bool:
     """Restore what `get_state` saved; whether it worked."""
     size = memoryview(data).nbytes

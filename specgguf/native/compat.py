@@ -26,13 +26,14 @@ SYMBOLS = (
     "llama_memory_seq_cp llama_memory_seq_pos_max llama_init_from_model llama_free "
     "llama_n_ctx llama_n_ubatch llama_n_rs_seq llama_n_seq_max llama_state_seq_get_data_ext "
     "llama_state_seq_set_data_ext llama_state_seq_get_size_ext llama_set_abort_callback llama_log_set "
-    "llama_log_callback llama_supports_gpu_offload llama_set_adapters_lora llama_adapter_lora_p_ctypes "
-    "llama_print_system_info llama_model_get_vocab llama_model_n_swa llama_model_is_recurrent llama_model_is_hybrid "
+    "llama_log_callback llama_progress_callback llama_supports_gpu_offload llama_set_adapters_lora "
+    "llama_adapter_lora_p_ctypes llama_print_system_info llama_model_get_vocab llama_model_n_swa "
+    "llama_model_is_recurrent llama_model_is_hybrid "
     "llama_model_load_from_file llama_model_free llama_model_default_params llama_context_default_params "
     "llama_vocab_type llama_vocab_n_tokens llama_vocab_bos llama_vocab_eos llama_vocab_get_add_bos "
     "llama_vocab_get_add_eos llama_vocab_get_text llama_vocab_is_eog llama_vocab_fim_pre llama_vocab_fim_suf "
-    "llama_vocab_fim_mid llama_token_to_piece llama_vocab_get_attr LLAMA_TOKEN_ATTR_CONTROL "
-    "LLAMA_TOKEN_ATTR_UNKNOWN LLAMA_TOKEN_ATTR_USER_DEFINED"
+    "llama_vocab_fim_mid llama_vocab_eot llama_tokenize llama_token llama_token_to_piece llama_vocab_get_attr "
+    "LLAMA_TOKEN_ATTR_CONTROL LLAMA_TOKEN_ATTR_UNKNOWN LLAMA_TOKEN_ATTR_USER_DEFINED LLAMA_TOKEN_ATTR_BYTE"
 ).split()
 
 FIELDS = {
@@ -40,8 +41,10 @@ FIELDS = {
         "n_ctx n_batch n_ubatch n_seq_max n_outputs_max n_rs_seq n_threads n_threads_batch flash_attn_type type_k "
         "type_v swa_full kv_unified abort_callback"
     ).split(),
-    "llama_model_params": "n_gpu_layers load_mode vocab_only no_alloc".split(),
-    "llama_batch": "n_tokens token pos n_seq_id seq_id logits".split(),
+    "llama_model_params": (
+        "n_gpu_layers load_mode vocab_only no_alloc devices tensor_buft_overrides progress_callback"
+    ).split(),
+    "llama_batch": "n_tokens token embd pos n_seq_id seq_id logits".split(),
 }
 
 # Of the class, and what its instances get while they load a file.
@@ -95,6 +98,17 @@ GGML_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ggml_backend_dev_memory": (None, [_POINTER, ctypes.POINTER(_SIZE), ctypes.POINTER(_SIZE)]),
     "ggml_backend_dev_backend_reg": (_POINTER, [_POINTER]),
     "ggml_backend_reg_name": (_TEXT, [_POINTER]),
+    "ggml_get_type_traits": (_POINTER, [ctypes.c_int]),
+    "ggml_quantize_chunk": (
+        _SIZE,
+        [ctypes.c_int, _POINTER, _POINTER, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, _POINTER],
+    ),
+    "ggml_backend_reg_by_name": (_POINTER, [_TEXT]),
+    "ggml_backend_reg_dev_count": (_SIZE, [_POINTER]),
+    "ggml_backend_reg_dev_get": (_POINTER, [_POINTER, _SIZE]),
+    "ggml_backend_reg_get_proc_address": (_POINTER, [_POINTER, _TEXT]),
+    "ggml_backend_dev_by_type": (_POINTER, [ctypes.c_int]),
+    "ggml_backend_dev_buffer_type": (_POINTER, [_POINTER]),
 }
 
 
@@ -202,6 +216,11 @@ class Untemplated(LLAMA):  # type: ignore[misc]
     @metadata.setter
     def metadata(self, values: dict[str, str]) -> None:
         self.all_metadata = values
+
+
+def progress_callback(told: Callable[[float], bool]) -> Any:
+    """A native callback that tells how much of a file is loaded, 0 to 1; loading ends where `told` returns False."""
+    return llama_cpp.llama_progress_callback(lambda share, _data: told(share))
 
 
 def llama_keywords() -> set[str]:

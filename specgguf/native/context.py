@@ -4,8 +4,7 @@
 it ends, every sequence holds a prefix of what it would have held. `Model` is a context with one sequence. It decodes
 and hands out rows of logits; it knows nothing of drafting, sampling, text or requests.
 
-Single tokens can be padded to two (`pad_to=2`): on CPU with F32, F16, Q8_0, Q4_0 and Q4_1 weights rows of every batch
-size are then bit-identical.
+With `pad_to=2` rows of every batch size are bit-identical on CPU with F32, F16, Q8_0, Q4_0 and Q4_1 weights.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from collections import abc
 from time import perf_counter
 from typing import Any, NoReturn
 
-from specgguf.errors import Cancelled, ConfigError, ContextFull
+from specgguf.errors import BackendError, Cancelled, ConfigError, ContextFull
 
-from . import backend, compat, rollback
+from . import backend, rollback
 from .pool import Pool
-from .sequence import Part, Sequence
+from .sequence import NO_ROWS, Part, Sequence
 from .weights import Weights
 
 _STOPPED = "stopped while reading the prompt"
@@ -30,7 +29,7 @@ class Context:
     Attributes:
         sequences: all of them; at first idle and empty.
         pool: who may have how many cells.
-        n_ctx: the most tokens it can hold, those of all sequences together.
+        n_ctx: the most tokens that a sequence can hold. What all hold together is the pool's to know.
         settings: the context's parameters as asked for.
         decode_s: seconds spent inside llama.cpp so far.
         on_pass: called with the parts of each native pass, padded, once `tokens` has what they read.
@@ -39,14 +38,13 @@ class Context:
         weights: the loaded file.
         n_ctx, n_batch, n_ubatch: as in `llama_cpp.Llama`; n_ctx 0 takes the model's own length.
         n_seq_max: how many sequences it has.
+        n_cells: how many tokens they can hold together; None takes n_ctx.
         n_outputs_max: the most rows of logits in a forward pass; each takes a vocabulary of floats.
         n_rs_seq: ask for native rollback of so many tokens, where the architecture has it. Not for a draft model:
             it decodes single tokens, which that rollback cannot reach back over.
         pad_to: 2 decodes a single token beside a dummy, dropped at once.
         flash_attn: None lets llama.cpp decide.
         type_k, type_v: ggml types of the cache; None is F16.
-        n_embd: so many floats come with each token.
-        native: further parameters.
     """
 
     def __init__(
@@ -57,62 +55,52 @@ class Context:
         n_batch: int = 512,
         n_ubatch: int = 512,
         n_seq_max: int = 1,
+        n_cells: int | None = None,
         n_outputs_max: int = 8,
         n_rs_seq: int = 0,
         pad_to: int = 1,
         flash_attn: bool | None = None,
         type_k: int | None = None,
         type_v: int | None = None,
-        n_embd: int = 0,
-        native: abc.Mapping[str, Any] | None = None,
     ) -> None:
         self.weights = weights
-        llama = weights.llama
-        n_ctx = n_ctx or int(weights.metadata.get(f"{weights.architecture}.context_length", 4096))
+        n_ctx = n_ctx or weights.n_ctx_train
         if n_ctx < 2:  # a token to read and one to write; llama.cpp ends the process at two in a context of one
             raise ConfigError(f"n_ctx must be 0 or at least 2, not {n_ctx}")
-        n_batch = max(min(n_batch, n_ctx), n_outputs_max, 2)
         self.settings = {
-            "n_ctx": n_ctx,
-            "n_batch": n_batch,
+            "n_ctx": n_cells or n_ctx,
+            "n_batch": (n_batch := max(min(n_batch, n_ctx), n_outputs_max, 2)),
             "n_ubatch": max(min(n_ubatch, n_batch), n_outputs_max, 2),
             "n_outputs_max": max(n_outputs_max, 2),
             "n_rs_seq": n_rs_seq,
             "flash_attn_type": -1 if flash_attn is None else int(flash_attn),
             "type_k": type_k,
             "type_v": type_v,
-            **(native or {}),
         }
-        if n_seq_max > 1:
-            # One pool of cells for all: a ragged batch is one graph, and a prefix can be shared.
+        if n_seq_max > 1:  # one pool of cells for all: a ragged batch is one graph, and a prefix can be shared
             self.settings.update(n_seq_max=n_seq_max, kv_unified=True)
-        params = backend.copy_params(llama.context_params)
-        for name, value in self.settings.items():
-            if value is not None:
-                backend.set_field(params, name, value)
         self.abort = backend.AbortFlag()
-        self._batch = backend.Batch(n_batch, n_embd)
+        self._batch = weights.batch(n_batch)
         self.handle: backend.Context | None = None
+        self.sequences: list[Sequence] = []
         try:
-            self.handle = backend.new_context(llama, params)
-            adapter = compat.lora_adapter(llama)
-            if adapter is not None:
-                backend.apply_lora(self.handle, adapter, llama.lora_scale)
+            self.handle = weights.new_context(self.settings, self._emptied)
+            weights.apply_lora(self.handle)
             self.abort.attach(self.handle)
-            make = rollback.select(llama, self.handle, self._batch)
+            make = rollback.select(weights.memory, self.handle, self._batch)
         except BaseException:
             self.close()
             raise
         self.cancelled = self._reading = False
-        self.n_vocab = weights.n_vocab
+        self.n_vocab = weights.n_columns
         self.n_batch, self.n_outputs_max = n_batch, n_outputs_max
-        self._n_ubatch = backend.n_ubatch(self.handle)
-        plain = make(0).name == "plain"
-        self.pad_to = pad_to if plain else 1
-        self._equal = not plain
-        self.n_ctx = min(n_ctx, backend.n_ctx(self.handle) - (self.pad_to - 1))
+        self._n_ubatch = (limits := backend.limits(self.handle)).n_ubatch
+        self._equal = make(0).name != "plain"
+        self.pad_to = 1 if self._equal else pad_to
+        n_usable = min(n_cells or n_ctx, limits.n_ctx - (self.pad_to - 1))
+        self.n_ctx = min(n_ctx, n_usable)
         self.sequences = [Sequence(self, id, make(id)) for id in range(n_seq_max)]
-        self.pool = Pool(self.sequences, self.n_ctx)
+        self.pool = Pool(self.sequences, n_usable)
         self.decode_s = 0.0
         self.on_pass: abc.Callable[[list[Part]], None] | None = None
 
@@ -154,10 +142,12 @@ class Context:
 
     def _decode(self, parts: abc.Sequence[Part]) -> list[backend.Logits]:
         passes = self._passes(parts)
-        found = [backend.NO_ROWS] * len(parts)
+        found = [NO_ROWS] * len(parts)
         for at, one in enumerate(passes):
             if at and self.cancelled:
                 raise Cancelled(_STOPPED)
+            for part in (part for _, part in one if at < len(passes) - 1):
+                part.sequence.rollback.others_follow(len(part.sequence.tokens))
             rows = self._pass([part for _, part in one])
             for (index, part), its in zip(one, rows, strict=True):
                 if part.n_outputs:
@@ -210,7 +200,8 @@ class Context:
         if code != backend.DECODE_OK:
             self.decode_s += perf_counter() - started
             self._fail(code, parts, n_tokens)
-        rows = backend.rows(self.handle, sum(n_outputs), self.n_vocab)
+        n_rows = sum(n_outputs)
+        rows = backend.rows(self.handle, n_rows, self.n_vocab) if n_rows else NO_ROWS
         self.decode_s += perf_counter() - started
         for part in parts:
             part.sequence.tokens.extend(part.tokens)
@@ -221,7 +212,7 @@ class Context:
         found, end = [], 0
         for (_, _, n_out, n_padding), n in zip(parts, n_outputs, strict=True):
             end += n
-            found.append(rows[end - n_padding - n_out : end - n_padding] if n_out else backend.NO_ROWS)
+            found.append(rows[end - n_padding - n_out : end - n_padding] if n_out else NO_ROWS)
         return found
 
     def _fill(self, parts: list[Part]) -> tuple[int, list[int]]:
@@ -247,7 +238,16 @@ class Context:
         """Find out what each sequence of a failed pass holds, and raise what the code means."""
         for part in parts:
             part.sequence.resync()
-        raise Cancelled(_STOPPED) if code == backend.DECODE_ABORTED else backend.decode_error(code, n_tokens)
+        if code == backend.DECODE_ABORTED:
+            raise Cancelled(_STOPPED)
+        if code == backend.DECODE_NO_SLOT:
+            raise BackendError(f"llama.cpp found no room for {n_tokens} tokens in the cache")
+        raise BackendError(f"llama.cpp failed to decode (code {code}): {backend.last_log_error()}")
+
+    def _emptied(self) -> None:
+        """What all sequences held is gone: the context was lost with its process."""
+        for sequence in self.sequences:
+            sequence.emptied()
 
     def cancel(self) -> None:
         """Stop a running `decode` that reads a prompt, from any thread or a signal handler; until `resume`.

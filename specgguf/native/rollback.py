@@ -11,42 +11,48 @@ asked for, or fewer where only an older state could be restored. It never leaves
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from specgguf.errors import BackendError
+from specgguf.errors import BackendError, WorkerLost
 
 from . import backend
 
 _NOWHERE = 2**31  # beyond every position
 
 
-class Rollback(Protocol):
-    """Drops a sequence's last tokens."""
+class Rollback(ABC):
+    """Drops a sequence's last tokens. A way that has no use for a notice need not hear it."""
 
     name: str
 
-    def mark(self, n_held: int, n_ahead: int, *, pin: bool = False) -> None:
+    def mark(self, n_held: int, n_ahead: int, *, pin: bool = False) -> None:  # noqa: B027
         """Up to `n_ahead` of the tokens decoded next may be dropped again. A pinned mark (the end of a prompt)
         is kept beside the latest one."""
 
-    def before(self, n_held: int, n_new: int, *, whole: bool) -> None:
+    def before(self, n_held: int, n_new: int, *, whole: bool) -> None:  # noqa: B027
         """A decode of `n_new` tokens follows on `n_held` held ones.
 
         Args:
             whole: llama.cpp computes all of that pass, other sequences' tokens included, at once (as one ubatch).
         """
 
-    def others_decoded(self) -> None:
+    def others_follow(self, n_held: int) -> None:  # noqa: B027
+        """A decode follows on `n_held` held tokens, and one of other sequences before anything is dropped again."""
+
+    def others_decoded(self) -> None:  # noqa: B027
         """A pass of other sequences alone was computed."""
 
+    @abstractmethod
     def roll_back(self, n_held: int, n: int) -> int:
         """Keep at most the first n of `n_held` tokens; how many are kept, 0 <= kept <= n."""
 
+    @abstractmethod
     def resync(self, n: int) -> int:
         """After a decode that did not come back whole: keep at most n tokens; how many are kept."""
 
-    def reset(self) -> None:
+    def reset(self) -> None:  # noqa: B027
         """The memory was cleared, or filled by other means than decoding."""
 
 
@@ -67,7 +73,7 @@ class Window(NamedTuple):
         return backend.state_size(ctx, seq, backend.STATE_PARTIAL_ONLY) >= wanted
 
 
-class Plain:
+class Plain(Rollback):
     """Attention caches: any tail can be dropped by position.
 
     With a sliding window, positions before the window of the cut are needed again: where one of them is gone, nothing
@@ -80,11 +86,8 @@ class Plain:
     def __init__(self, ctx: Any, seq: int, window: Window | None) -> None:
         self._ctx = ctx
         self._seq = seq
-        self.window = window
+        self._window = window
         self._safe_from = _NOWHERE
-
-    def mark(self, n_held: int, n_ahead: int, *, pin: bool = False) -> None:
-        pass
 
     def before(self, n_held: int, n_new: int, *, whole: bool) -> None:
         self._safe_from = n_held if whole else _NOWHERE
@@ -102,7 +105,7 @@ class Plain:
 
     def is_whole(self, n_held: int) -> bool:
         """Whether everything is there that a token after the `n_held` held ones would see."""
-        return self.window is None or self.window.is_whole(self._ctx, self._seq, n_held)
+        return self._window is None or self._window.is_whole(self._ctx, self._seq, n_held)
 
     def resync(self, n: int) -> int:
         self._safe_from = _NOWHERE  # what a failed decode discarded is not known
@@ -112,7 +115,7 @@ class Plain:
         self._safe_from = _NOWHERE
 
 
-class Checkpoint:
+class Checkpoint(Rollback):
     """Saved states of what cannot be rolled back by position, restored on demand.
 
     At most two are held: the latest mark and the pinned one. Restoring gives the state at the mark, from which
@@ -139,12 +142,6 @@ class Checkpoint:
             self._pinned = saved
         else:
             self._latest = saved
-
-    def before(self, n_held: int, n_new: int, *, whole: bool) -> None:
-        pass
-
-    def others_decoded(self) -> None:
-        pass
 
     def roll_back(self, n_held: int, n: int) -> int:
         return n_held if n >= n_held else self.resync(n)
@@ -173,8 +170,8 @@ class Checkpoint:
 class Native(Checkpoint):
     """llama.cpp's own rollback of recurrent states, with checkpoints for what it cannot reach.
 
-    It is right for at most min(n_rs_seq, tokens of the last decode − 1) tokens, and once per decode; outside that
-    llama.cpp answers True and leaves a wrong state, so that number is tracked here.
+    It is right for at most min(n_rs_seq, tokens of the last decode − 1) tokens, once per decode, and before any other
+    sequence is decoded; outside that llama.cpp answers True and leaves a wrong state, so that number is tracked here.
     """
 
     name = "native"
@@ -190,6 +187,12 @@ class Native(Checkpoint):
 
     def before(self, n_held: int, n_new: int, *, whole: bool) -> None:
         self._reach = min(self._n_rs_seq, n_new - 1) if whole else 0
+
+    def others_follow(self, n_held: int) -> None:
+        super().mark(n_held, 0)
+
+    def others_decoded(self) -> None:
+        self._reach = 0
 
     def roll_back(self, n_held: int, n: int) -> int:
         if n >= n_held:
@@ -209,7 +212,7 @@ class Native(Checkpoint):
         self._reach = 0
 
 
-class NoRollback:
+class NoRollback(Rollback):
     """A memory that nothing can roll back: whatever must be dropped takes everything with it."""
 
     name = "unsupported"
@@ -217,15 +220,6 @@ class NoRollback:
     def __init__(self, ctx: Any, seq: int) -> None:
         self._ctx = ctx
         self._seq = seq
-
-    def mark(self, n_held: int, n_ahead: int, *, pin: bool = False) -> None:
-        pass
-
-    def before(self, n_held: int, n_new: int, *, whole: bool) -> None:
-        pass
-
-    def others_decoded(self) -> None:
-        pass
 
     def roll_back(self, n_held: int, n: int) -> int:
         return n_held if n >= n_held else self.resync(n)
@@ -238,20 +232,22 @@ class NoRollback:
         pass
 
 
-def select(llama: Any, ctx: Any, batch: backend.Batch) -> Callable[[int], Rollback]:
+def select(memory: backend.Memory, ctx: Any, batch: backend.Batch) -> Callable[[int], Rollback]:
     """Makes the rollback of a sequence: the one that this context supports, found by trying on its first sequence.
     The context is empty before and after."""
     make: Callable[[int], Rollback]
-    n_rs_seq, n_swa = backend.n_rs_seq(ctx), backend.n_swa(llama)
+    n_rs_seq, n_swa = backend.limits(ctx).n_rs_seq, memory.n_swa
     if n_rs_seq > 0:
         make = lambda seq: Native(ctx, seq, n_rs_seq)  # noqa: E731
-    elif backend.is_recurrent(llama):
+    elif memory.is_recurrent:
         make = lambda seq: Checkpoint(ctx, seq)  # noqa: E731
     else:
         window = _window(ctx, batch, n_swa) if n_swa else None
         make = lambda seq: Plain(ctx, seq, window)  # noqa: E731
     try:
         works = _rolls_back(make(0), ctx, batch)
+    except WorkerLost:
+        raise
     except BackendError:
         works = False
     backend.clear(ctx, 0)

@@ -11,13 +11,18 @@ from collections import abc
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from specgguf.decode.sequence import common_prefix
 from specgguf.errors import BackendError
 from specgguf.models import header
 
 from . import backend
 from .rollback import Plain, Rollback
+from .rpc.elsewhere import Elsewhere
 from .weights import Weights
+
+NO_ROWS: backend.Logits = np.empty((0, 0), dtype=np.float32)
 
 _families = itertools.count()  # never used again: an old family's cells may outlive its first member's
 
@@ -44,15 +49,30 @@ class Part(NamedTuple):
 
 
 class Owner(Protocol):
-    """What a sequence needs of its context."""
+    """A sequence's context, see `context.Context`."""
 
     weights: Weights
     handle: Any
     n_ctx: int
+    n_batch: int
+    n_outputs_max: int
     pad_to: int
+    decode_s: float
+    settings: dict[str, Any]
+    sequences: list[Sequence]
+    pool: Any  # of `pool.Pool`, which is made of sequences
 
     def decode(self, parts: abc.Sequence[Part]) -> list[backend.Logits]:
         """See `context.Context.decode`."""
+
+    def cancel(self) -> None:
+        """Stop reading a prompt."""
+
+    def resume(self) -> None:
+        """Take `cancel` back."""
+
+    def close(self) -> None:
+        """Free it."""
 
 
 class Sequence:
@@ -112,13 +132,14 @@ class Sequence:
         if n >= len(self.tokens):
             return len(self.tokens)
         self.in_doubt = True
-        kept = self.rollback.roll_back(len(self.tokens), max(n, 0))
-        self._keep(kept)
+        self._keep(self.rollback.roll_back(len(self.tokens), max(n, 0)))
         self.check()
-        return kept
+        return len(self.tokens)
 
     def reuse(self, tokens: abc.Sequence[int]) -> int:
         """Keep the longest prefix that the cache shares with `tokens`; its length. Never raises."""
+        if isinstance(self.context.handle, Elsewhere):
+            self.context.handle.refresh()
         held = self.tokens
         if len(held) <= len(tokens) and held == tokens[: len(held)]:
             self.resync()
@@ -152,6 +173,11 @@ class Sequence:
         """Empty the cache."""
         self.in_doubt = True
         backend.clear(self.context.handle, self.id)
+        self.rollback.reset()
+        self._keep(0)
+
+    def emptied(self) -> None:
+        """Nothing is held any more: the context is gone, and the next decode makes another."""
         self.rollback.reset()
         self._keep(0)
 

@@ -19,6 +19,7 @@ from . import compat
 
 SIZE_DIFFERENCE_MAX = 128
 FIRST_COMPARED_ID = 5
+Vocab = Any  # llama_vocab *
 _SPECIAL = b"\xff"  # llguidance's mark of a token that no text spells
 
 
@@ -61,15 +62,31 @@ def fim_tokens(vocab: Any) -> tuple[int, int, int] | None:
     return None if min(marks) < 0 else (marks[0], marks[1], marks[2])
 
 
+def usual_end(vocab: Any) -> int:
+    """The token that ends a turn, or a text where there is none; -1 without both."""
+    turn = int(llama_cpp.llama_vocab_eot(vocab))
+    return turn if turn >= 0 else int(llama_cpp.llama_vocab_eos(vocab))
+
+
+def is_byte(vocab: Any, token: int) -> bool:
+    """Whether a token stands for a byte where no other token does (SentencePiece's fallback)."""
+    return bool(llama_cpp.llama_vocab_get_attr(vocab, token) & llama_cpp.LLAMA_TOKEN_ATTR_BYTE)
+
+
 def special_texts(vocab: Any, *, control_only: bool = False) -> list[str]:
-    """The texts that tokenizing with special tokens reads as one token each; `control_only` leaves out those that are
-    read so in any text (llama.cpp's user-defined tokens)."""
+    """The texts that tokenizing with special tokens reads as one token each, see `special_tokens`."""
+    ids = sorted(special_tokens(vocab, control_only=control_only))
+    return [piece(vocab, token, special=True).decode("utf-8", "replace") for token in ids]
+
+
+def special_tokens(vocab: Any, *, control_only: bool = False) -> frozenset[int]:
+    """The ids that only tokenizing with special tokens gives; `control_only` leaves out those that are read so in any
+    text (llama.cpp's user-defined tokens)."""
     wanted = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN
     if not control_only:
         wanted |= llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED
-    attributes = (int(llama_cpp.llama_vocab_get_attr(vocab, token)) for token in range(vocab_size(vocab)))
-    ids = [token for token, attribute in enumerate(attributes) if attribute & wanted]
-    return [piece(vocab, token, special=True).decode("utf-8", "replace") for token in ids]
+    get = llama_cpp.llama_vocab_get_attr
+    return frozenset(token for token in range(vocab_size(vocab)) if int(get(vocab, token)) & wanted)
 
 
 def piece(vocab: Any, token: int, *, special: bool = False) -> bytes:
@@ -81,6 +98,25 @@ def piece(vocab: Any, token: int, *, special: bool = False) -> bytes:
         if n >= 0:
             return buffer.raw[:n]
         size = -n
+
+
+def pieces(vocab: Any) -> list[bytes]:
+    """The bytes of every token, b"" for special ones."""
+    size = longest(vocab) + 1
+    buffer = ctypes.create_string_buffer(size)
+    spell, found = llama_cpp.llama_token_to_piece, []
+    for token in range(vocab_size(vocab)):
+        n = int(spell(vocab, token, buffer, size, 0, False))
+        found.append(ctypes.string_at(buffer, n))
+    return found
+
+
+def tokenize(vocab: Any, text: bytes, *, add_bos: bool, special: bool) -> list[int]:
+    """Token ids of `text`; `special` reads special tokens' texts as those tokens."""
+    size = len(text) + 2
+    ids = (llama_cpp.llama_token * size)()
+    n = int(llama_cpp.llama_tokenize(vocab, text, len(text), ids, size, add_bos, special))
+    return list(ids[: max(n, 0)])
 
 
 # --- compatibility ----------------------------------------------------------------------------------------
@@ -110,14 +146,12 @@ def difference(target: Any, draft: Any) -> str:
     return ""
 
 
-def require_compatible(target: Any, draft: Any, names: tuple[str, str]) -> None:
-    """Raise VocabMismatch, naming both files and the first difference, unless the draft can serve."""
-    why = difference(target, draft)
-    if why:
-        raise VocabMismatch(
-            f"{names[1]} cannot draft for {names[0]}: {why}",
-            hint="a draft needs the target's own vocabulary: a smaller model of the same family",
-        )
+def mismatch(why: str, names: tuple[str, str]) -> VocabMismatch:
+    """The error of a target's and a draft's file whose vocabularies may not differ, and do: `why`."""
+    return VocabMismatch(
+        f"{names[1]} cannot draft for {names[0]}: {why}",
+        hint="a smaller model of the same family, or --draft-vocab any, which maps what both have",
+    )
 
 
 def longest(vocab: Any) -> int:

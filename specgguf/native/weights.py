@@ -9,14 +9,19 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from specgguf.errors import BackendError, ConfigError
+from specgguf.errors import BackendError, Cancelled, ConfigError
 from specgguf.models import header, header_check
 
 from . import backend, compat, vocab
+from .rpc.remote import Remote, placement_for
+
+# Told of a file while it is loaded: its path and how much of it is there, 0 to 1. False stops it.
+Progress = Callable[[str, float], bool]
+_watched = threading.local()
 
 MAPPED_ALIGNMENT = 32  # bytes: where ggml takes tensors in a mapped file
 
@@ -24,15 +29,20 @@ MAPPED_ALIGNMENT = 32  # bytes: where ggml takes tensors in a mapped file
 class Weights:
     """A GGUF file loaded by `llama_cpp.Llama`, which also tokenizes and carries the metadata.
 
+    With `rpc_servers` among the keywords its layers lie on workers too: then it is loaded in a process of its own, and
+    here only for its vocabulary (see `rpc`). `n_vocab` and `eog` are of the ids that it reads; a row of logits has
+    `n_columns`, and `columns` names the id of each where that is not its place.
+
     Args:
         path: the file.
         keywords: keywords of `llama_cpp.Llama`, but for n_ctx, n_batch, n_ubatch and verbose: its own context
-            is minimal, ours are made by `Model`.
+            is minimal, ours are made by `Model`. And `rpc_servers`: HOST:PORT, one or a list.
         native_params: fields of llama_model_params that `Llama` has no keyword for.
 
     Raises:
         ModelNotFound: no such file.
-        BackendError: not a GGUF, truncated, or refused by llama.cpp.
+        BackendError: not a GGUF, truncated, or refused by llama.cpp; WorkerLost: a worker does not answer.
+        Cancelled: `watched` stopped it.
     """
 
     def __init__(
@@ -52,6 +62,11 @@ class Weights:
         self._users = _Users()
         self._pieces: dict[bool, dict[int, bytes]] = {False: {}, True: {}}
         self._pid = os.getpid()
+        self._remote: Remote | None = None
+        own = {k: v for k, v in self.keywords.items() if k != "rpc_servers"}
+        spread = bool(self.keywords.get("rpc_servers"))
+        placement = placement_for(self.path, self.keywords) if spread else None
+        watcher = _Watcher(self.path)
         try:
             self._llama = compat.Untemplated(
                 self.path,
@@ -59,10 +74,12 @@ class Weights:
                 n_batch=8,
                 n_ubatch=8,
                 verbose=False,
-                native_params=native_params,
-                **self.keywords,
+                native_params={**(native_params or {}), **({} if spread else watcher.native_params)},
+                **({"vocab_only": True} if spread else own),
             )
         except (ValueError, RuntimeError) as error:
+            if watcher.stopped:
+                raise Cancelled(f"the loading of {self.path} was stopped") from None
             why = backend.last_log_error() or str(error)
             raise BackendError(f"llama.cpp could not load {self.path}: {why}") from error
         compat.check_loaded(self._llama)
@@ -71,11 +88,28 @@ class Weights:
             self.close()
             why = backend.last_log_error() or "not a LoRA of this model"
             raise BackendError(f"llama.cpp could not load the LoRA {self.keywords['lora_path']}: {why}")
-        self.n_vocab = vocab.vocab_size(self.vocab)
+        self.n_vocab = self.n_columns = vocab.vocab_size(self.vocab)
+        self.columns: Sequence[int] | None = None
         self.eog = vocab.eog_tokens(self.vocab)
         self.fim = vocab.fim_tokens(self.vocab)
         self.bos, self.eos, self.nl = (int(getattr(self.llama, f"token_{name}")()) for name in ("bos", "eos", "nl"))
         self.metadata: dict[str, str] = self.llama.all_metadata
+        if placement is not None:
+            try:
+                self._remote = Remote(self.path, own, placement, self.n_vocab)
+            except BaseException:
+                self.close()
+                raise
+
+    @property
+    def placement(self) -> str:
+        """Which layers lie where, in words; "" where all are here."""
+        return str(self._remote.placement) if self._remote is not None else ""
+
+    @property
+    def n_ctx_train(self) -> int:
+        """The context length that the model was made for; 4096 where the file does not say."""
+        return int(self.metadata.get(f"{self.architecture}.context_length", 4096))
 
     @property
     def llama(self) -> Any:
@@ -97,6 +131,32 @@ class Weights:
             return vocab.grammar_tokenizer(self.vocab)
 
     @property
+    def memory(self) -> backend.Memory:
+        """What decides how a context's memory can be rolled back."""
+        return self._remote.memory if self._remote is not None else backend.memory(self.llama)
+
+    def new_context(self, settings: Mapping[str, Any], emptied: Callable[[], None]) -> backend.Context:
+        """A context over the file.
+
+        Args:
+            settings: fields of llama_context_params; None leaves one alone.
+            emptied: called when a context of another process lost what it held.
+        """
+        chosen = {name: value for name, value in settings.items() if value is not None}
+        if self._remote is not None:
+            return self._remote.new_context(chosen, emptied)
+        params = backend.copy_params(self.llama.context_params)
+        for name, value in chosen.items():
+            backend.set_field(params, name, value)
+        return backend.new_context(self.llama, params)
+
+    def apply_lora(self, context: backend.Context) -> None:
+        """Apply the LoRA adapter that the file was loaded with, if any, to a context over it."""
+        adapter = compat.lora_adapter(self.llama)
+        if adapter is not None:
+            backend.apply_lora(context, adapter, self.llama.lora_scale)
+
+    @property
     def architecture(self) -> str:
         """As the file names it."""
         return self.metadata.get("general.architecture", "")
@@ -113,6 +173,9 @@ class Weights:
             yield self
         finally:
             self._users.leave()
+
+    def batch(self, n_tokens: int) -> backend.Batch:
+        return backend.Batch(n_tokens)
 
     def tokenize(self, text: bytes, *, add_bos: bool = True, special: bool = False) -> list[int]:
         """Token ids of `text`; `special` reads special tokens' texts as those tokens."""
@@ -145,8 +208,39 @@ class Weights:
             return
         with self._users.gone():
             llama, self._llama = self._llama, None
+            if self._remote is not None:
+                self._remote.close()
         if llama is not None:
             llama.close()
+
+
+@contextlib.contextmanager
+def watched(progress: Progress) -> Iterator[None]:
+    """Inside it, `progress` is told of every file that this thread loads."""
+    before = getattr(_watched, "progress", None)
+    _watched.progress = progress
+    try:
+        yield
+    finally:
+        _watched.progress = before
+
+
+class _Watcher:
+    """Passes on how far the loading of one file is, to who watches."""
+
+    def __init__(self, path: str) -> None:
+        self.stopped = False
+        self._path = path
+        self._progress: Progress | None = getattr(_watched, "progress", None)
+
+    @property
+    def native_params(self) -> dict[str, Any]:
+        """Fields of llama_model_params that let llama.cpp tell; none where nobody watches."""
+        return {"progress_callback": compat.progress_callback(self._is_at)} if self._progress is not None else {}
+
+    def _is_at(self, share: float) -> bool:
+        self.stopped = self._progress is not None and not self._progress(self._path, share)
+        return not self.stopped
 
 
 class _Users:
@@ -186,13 +280,13 @@ def _check_header(path: str, keywords: Mapping[str, Any]) -> None:
     """Refuse a head over which llama.cpp would end the process, as far as known. One that cannot be read is llama.cpp's
     to refuse. Whether tensors can be mapped is best effort: the first one of the first shard tells."""
     try:
-        head = header.read(path)
+        head = header.read(path, keep=(header_check.TOKENS,))
     except header.GgufError:
         return
+    tokens = head.metadata.get(header_check.TOKENS)
     why = header_check.impossible(head, keywords.get("kv_overrides"))
-    if not why and head.metadata.get("tokenizer.ggml.model") == header_check.SENTENCEPIECE:
-        tokens = header.read(path, keep=(header_check.TOKENS,)).metadata.get(header_check.TOKENS)
-        why = header_check.missing_byte(head, tokens) if isinstance(tokens, list) else ""
+    if not why and isinstance(tokens, list) and all(isinstance(text, str) for text in tokens):
+        why = header_check.missing_byte(head, tokens) or header_check.repeated_text(tokens)
     if why:
         raise BackendError(f"{path} is damaged: {why}", hint="download or convert it again")
     alignment = head.metadata.get("general.alignment")

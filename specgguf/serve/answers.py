@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -36,6 +36,8 @@ class Engine(Protocol):
     """What the server uses of `api.SpeculativeLlama` while it answers."""
 
     @property
+    def n_parallel(self) -> int: ...
+    @property
     def stats(self) -> Stats: ...
     @property
     def decode_s(self) -> float: ...
@@ -53,7 +55,7 @@ class Answers:
 
     def __init__(self, engine: Engine, config: ServeConfig, metrics: Metrics) -> None:
         self.engine, self.config, self.metrics = engine, config, metrics
-        self.worker = Worker(engine, n_max=config.queue_max)
+        self.worker = Worker(engine, n_max=config.queue_max, n_parallel=engine.n_parallel)
         self._quotas = Quotas(config.keys, time.monotonic)
         self._watching: set[asyncio.Task[None]] = set()
         self._decode_s, self._alive_at = 0.0, time.monotonic()
@@ -188,29 +190,33 @@ class Answers:
 
     def stuck_s(self) -> float:
         """For how long the engine has given no sign, or ignored that it was told to stop; 0 while all is well."""
-        job, now = self.worker.running, time.monotonic()
-        if (decode_s := self.engine.decode_s) != self._decode_s or job is None:
+        jobs, now = self.worker.running, time.monotonic()
+        if (decode_s := self.engine.decode_s) != self._decode_s or not jobs:
             self._decode_s, self._alive_at = decode_s, now
-        if job is None:
+        if not jobs:
             return 0.0
-        if job.stopped_at is not None and now - job.stopped_at > 2 * FINISH_S:
-            return now - job.stopped_at
-        silent_s = now - max(job.told_at, self._alive_at)
+        deaf_s = max((now - job.stopped_at for job in jobs if job.stopped_at is not None), default=0.0)
+        if deaf_s > 2 * FINISH_S:
+            return deaf_s
+        silent_s = now - max(self._alive_at, *(job.told_at for job in jobs))
         return silent_s if silent_s > self.config.stuck_s else 0.0
 
     async def drain(self) -> None:
         """Take nothing more, end what waits, let what runs go on for the time of grace, then finish it. An engine that
         does not listen is left after a few seconds."""
         self.worker.close()
-        job = self.worker.running
-        if job is None:
-            return
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(job.ended.wait(), self.config.grace_s)
-        if not job.ended.is_set():
+        jobs = self.worker.running
+        await _all_ended(jobs, self.config.grace_s)
+        left = [job for job in jobs if not job.ended.is_set()]
+        for job in left:
             self.worker.finish(job, Closing("the server is stopping"))
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(job.ended.wait(), 2 * FINISH_S)
+        await _all_ended(left, 2 * FINISH_S)
+
+
+async def _all_ended(jobs: Sequence[Job], timeout: float) -> None:
+    """Wait for them, at most so long."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(asyncio.gather(*(job.ended.wait() for job in jobs)), timeout)
 
 
 def record_of(request: Request) -> RequestRecord:

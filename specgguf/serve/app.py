@@ -26,7 +26,7 @@ from . import answers, http, metrics
 from .answers import Answers
 from .config import ANY_MODEL, ServeConfig
 from .doors import Doors, RequestRecord
-from .protocols import llama_server, openai, responses
+from .protocols import llama_server, openai, responses, vllm
 from .protocols.bodies import BadRequest, read
 from .protocols.reply import Json, Parse
 
@@ -88,9 +88,10 @@ class Service:
             "/health": self._health,
             "/metrics": self._metrics,
             "/props": self._props,
+            "/tokenizer_info": self._tokenizer_info,
         }
         asked: dict[str, Handler] = {
-            "/tokenize": partial(self._small, llama_server.tokenize),
+            "/tokenize": partial(self._small, vllm.tokenize),
             "/detokenize": partial(self._small, llama_server.detokenize),
             "/apply-template": partial(self._small, llama_server.apply_template),
             "/embeddings": _embeddings,
@@ -116,6 +117,9 @@ class Service:
     async def _props(self, request: Request) -> Response:
         return JSONResponse(llama_server.props(self.engine, self.config))
 
+    async def _tokenizer_info(self, request: Request) -> Response:
+        return JSONResponse(vllm.tokenizer_info(self.engine))
+
     async def _models(self, request: Request) -> Response:
         names = [name for name in self.config.names if name != ANY_MODEL] or [self.config.name]
         models = [{"id": name, "object": "model", "created": self._created, "owned_by": "specgguf"} for name in names]
@@ -136,9 +140,7 @@ class Service:
         return JSONResponse({"status": "ok", "requests_waiting": waiting})
 
     async def _metrics(self, request: Request) -> Response:
-        text = self.metrics.text(
-            self.engine.stats, n_waiting=self.worker.n_waiting, n_running=int(self.worker.running is not None)
-        )
+        text = self.metrics.text(self.engine.stats, n_waiting=self.worker.n_waiting, n_running=len(self.worker.running))
         return Response(text, headers={"content-type": metrics.CONTENT_TYPE})
 
     def _observe(self, record: RequestRecord) -> None:

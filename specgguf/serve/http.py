@@ -15,9 +15,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
-from specgguf.config import one_line
-from specgguf.errors import BackendError, Busy, Cancelled, ConfigError, ContextFull, SpecggufError, Unsupported
+from specgguf.errors import SpecggufError
 
+from .protocols import refusals
 from .protocols.bodies import BadRequest
 from .queue import Closing, QueueFull
 
@@ -26,7 +26,6 @@ Json = dict[str, Any]
 KEEPALIVE = b": still working\n\n"
 IS_EVENTS = "specgguf.events"  # in the scope of a request that is answered by events: a comment may be put between them
 RETRY_S = 2  # what Retry-After says where nothing better is known
-MESSAGE_MAX = 400  # characters of an error: whoever sent megabytes gets a line back
 
 
 class Late(SpecggufError):
@@ -55,44 +54,25 @@ class OverQuota(SpecggufError):
 
 # --- errors -----------------------------------------------------------------------------------------------
 
-# The first that fits: kind of error -> status, OpenAI's type, code.
-KINDS: tuple[tuple[type[BaseException], tuple[int, str, str | None]], ...] = (
+KINDS: refusals.Kinds = (
     (Unauthorised, (401, "invalid_request_error", "invalid_api_key")),
     (Gone, (499, "server_error", "client_gone")),
     (OverQuota, (429, "rate_limit_error", "rate_limit_exceeded")),
     (QueueFull, (429, "rate_limit_error", "queue_full")),
     (Closing, (503, "server_error", "stopping")),
     (Late, (503, "server_error", "timeout")),
-    (ContextFull, (400, "invalid_request_error", "context_length_exceeded")),
-    (ConfigError, (400, "invalid_request_error", None)),
-    (Unsupported, (400, "invalid_request_error", "unsupported")),
-    (Busy, (503, "server_error", "busy")),
-    (Cancelled, (503, "server_error", "cancelled")),
-    (BackendError, (500, "server_error", "backend")),
+    *refusals.KINDS,
 )
 
 
 def status_of(error: BaseException) -> int:
     """The HTTP status of an error; 500 is a fault of ours."""
-    if isinstance(error, BadRequest):
-        return error.status
-    return next((what[0] for kind, what in KINDS if isinstance(error, kind)), 500)
+    return refusals.status_of(error, KINDS)
 
 
 def error_body(error: BaseException) -> Json:
     """An error in OpenAI's shape; one that nobody expected says nothing of its inside."""
-    if isinstance(error, BadRequest):
-        return _error(str(error), "invalid_request_error", error.param, error.code)
-    for kind, (_, name, code) in KINDS:
-        if isinstance(error, kind):
-            hint = getattr(error, "hint", "")
-            return _error(f"{error} ({hint})" if hint else str(error), name, None, code)
-    return _error("the server failed; its log says more", "server_error", None, "internal")
-
-
-def _error(message: str, kind: str, param: str | None, code: str | None) -> Json:
-    param = None if param is None else one_line(param, 80)
-    return {"error": {"message": one_line(message, MESSAGE_MAX), "type": kind, "param": param, "code": code}}
+    return refusals.error_body(error, KINDS)
 
 
 def error_response(error: BaseException) -> JSONResponse:

@@ -141,6 +141,13 @@ def _engine(stats: Stats) -> Iterator[tuple[str, str, str, list[Sample]]]:
     )
     for name, help_text, values in by_position:
         yield name, "counter", help_text, [("", {"position": i}, n) for i, n in enumerate(values, 1)]
+    together = sorted(dict(stats.by_n_sequences).items())
+    for name, help_text, place in (
+        ("rounds_by_batch_total", "Rounds, by how many requests had theirs together.", 0),
+        ("drafted_by_batch_total", "Drafted tokens, by the same.", 1),
+        ("accepted_by_batch_total", "Accepted tokens, by the same.", 2),
+    ):
+        yield name, "counter", help_text, [("", {"requests": n}, counts[place]) for n, counts in together]
     yield "draft_length", "histogram", "Drafted tokens per round.", list(_draft_length(stats))
 
 

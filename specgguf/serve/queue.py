@@ -1,7 +1,7 @@
-"""One engine, one thread, and a fair queue of jobs before it.
+"""One engine, a thread for each job that it runs at once, and a fair queue of jobs before it.
 
 Clients take turns, each with its own jobs in order; the queue has an end. Jobs are made and read on the event
-loop and run on the thread; a job can be stopped at any moment of its life. This module knows no HTTP and no
+loop and run on a thread; a job can be stopped at any moment of its life. This module knows no HTTP and no
 JSON: a job is a callable that returns a dict or an iterator of dicts.
 """
 
@@ -125,22 +125,24 @@ class Job:
 
 
 class Worker:
-    """The thread that runs jobs, one at a time.
+    """The threads that run jobs: as many at once as the engine does.
 
     Args:
         engine: tells which generations a job asks for.
         n_max: the most jobs that may wait.
+        n_parallel: how many run at once.
     """
 
-    def __init__(self, engine: Engine, *, n_max: int) -> None:
+    def __init__(self, engine: Engine, *, n_max: int, n_parallel: int = 1) -> None:
         self._engine = engine
         self._n_max = n_max
         self._queues: dict[str, deque[Job]] = {}  # by client; the first one is served next
-        self._running: Job | None = None
+        self._running: list[Job] = []
         self._closed = False
         self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self._thread.start()
+        self._threads = [threading.Thread(target=self._run, name=f"engine-{i}", daemon=True) for i in range(n_parallel)]
+        for thread in self._threads:
+            thread.start()
 
     @property
     def n_waiting(self) -> int:
@@ -149,9 +151,10 @@ class Worker:
             return self._n_waiting()
 
     @property
-    def running(self) -> Job | None:
-        """The job in the engine."""
-        return self._running
+    def running(self) -> tuple[Job, ...]:
+        """The jobs in the engine, the oldest first."""
+        with self._changed:
+            return tuple(self._running)
 
     def _n_waiting(self) -> int:
         return sum(map(len, self._queues.values()))
@@ -197,27 +200,29 @@ class Worker:
             self.cancel(job)
 
     def close(self) -> None:
-        """Take no more jobs and end those that wait; the running one goes on."""
+        """Take no more jobs and end those that wait; those that run go on."""
         with self._changed:
             self._closed = True
             waiting = [job for jobs in self._queues.values() for job in jobs]
             self._queues.clear()
-            self._changed.notify()
+            self._changed.notify_all()
         for job in waiting:
             job.end(Closing("the server is stopping"))
 
     def join(self, timeout: float) -> bool:
-        """After `close`: wait for the thread; whether it has ended."""
-        self._thread.join(timeout)
-        return not self._thread.is_alive()
+        """After `close`: wait so many seconds for the threads; whether they have ended."""
+        until = time.monotonic() + timeout
+        for thread in self._threads:
+            thread.join(max(until - time.monotonic(), 0.0))
+        return not any(thread.is_alive() for thread in self._threads)
 
-    # --- on the thread ------------------------------------------------------------------------------------
+    # --- on a thread -------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         while (job := self._take()) is not None:
             error = self._do(job)
             with self._changed:
-                self._running = None
+                self._running.remove(job)
             job.end(error)
             del job  # nothing of an answer is kept while the queue is empty
 
@@ -230,7 +235,8 @@ class Worker:
                 return None
             client, jobs = next(iter(self._queues.items()))
             del self._queues[client]
-            self._running = job = jobs.popleft()
+            job = jobs.popleft()
+            self._running.append(job)
             if jobs:
                 self._queues[client] = jobs
             job.begin()

@@ -8,14 +8,15 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from specgguf.config import DraftConfig, SamplingParams, parse_draft, require_number
 from specgguf.errors import ConfigError, Unsupported
 from specgguf.grammar.sources import Grammar, json_grammar, read_grammar, response_grammar, tools_grammar
 
-from .tools.calls import choose
+from .tools.calls import ToolChoice, choose
 
 # Arguments of llama-cpp-python that change the distribution and cannot be exact here, and their neutral values.
 NEUTRAL: dict[str, tuple[Any, str]] = {
@@ -99,31 +100,56 @@ class ToolRequest:
     """What a chat call asks of tools and of the answer's form.
 
     Attributes:
-        tools: for the template; None when no tool may be called.
-        forced: the one function that must be called, "" otherwise.
-        is_required: one of the tools must be called.
-        grammar: restricts the answer; None does not.
+        choice: the tools, and which of them must be called.
+        response_format: OpenAI's, which counts where no tool must be called.
     """
 
-    tools: list[Mapping[str, Any]] | None = None
-    forced: str = ""
-    is_required: bool = False
-    grammar: Grammar | None = None
+    choice: ToolChoice = field(default_factory=ToolChoice)
+    response_format: Any = None
+
+    @property
+    def tools(self) -> list[Mapping[str, Any]] | None:
+        """For the template; None when no tool may be called."""
+        return list(self.choice.tools) or None
+
+    @property
+    def forced(self) -> str:
+        """The one function that must be called, "" otherwise."""
+        return self.choice.forced
+
+    @property
+    def is_required(self) -> bool:
+        """One of the tools must be called."""
+        return self.choice.is_required
 
     @property
     def names(self) -> tuple[str, ...]:
         """Of the tools that may be called."""
-        return tuple(str(tool["function"]["name"]) for tool in self.tools or ())
+        return tuple(str(tool["function"]["name"]) for tool in self.choice.tools)
+
+    @cached_property
+    def grammar(self) -> Grammar | None:
+        """What restricts the answer; None where nothing does. Read when first asked for: schemas may be long.
+
+        Raises:
+            ConfigError: a schema that is none, or another `response_format`.
+        """
+        if self.forced:
+            (_, schema, strict), *_ = self.choice.schemas()
+            return json_grammar(schema, strict=strict)
+        if self.is_required:
+            return tools_grammar(self.choice.schemas())
+        return response_grammar(self.response_format)
 
 
 def tool_request(
     tools: Sequence[Mapping[str, Any]] | None,
     tool_choice: Any,
-    response_format: Any,
+    response_format: Any = None,
     functions: object = None,
     function_call: object = None,
 ) -> ToolRequest:
-    """Read `tools`, `tool_choice` ("none", "auto", "required", or one function) and `response_format`.
+    """Read `tools` and `tool_choice` ("none", "auto", "required", or one function).
 
     Raises:
         ConfigError: malformed, or a tool that is not there. Unsupported: `functions`.
@@ -131,10 +157,4 @@ def tool_request(
     if functions is not None or function_call is not None:
         name = "functions" if functions is not None else "function_call"
         raise Unsupported(f"{name} is not supported: {NEUTRAL[name][1]}")
-    choice = choose(tools, tool_choice)
-    if choice.forced:
-        (_, schema, strict), *_ = choice.schemas()
-        return ToolRequest(list(choice.tools), choice.forced, grammar=json_grammar(schema, strict=strict))
-    if choice.is_required:
-        return ToolRequest(list(choice.tools), is_required=True, grammar=tools_grammar(choice.schemas()))
-    return ToolRequest(list(choice.tools) or None, grammar=response_grammar(response_format))
+    return ToolRequest(choose(tools, tool_choice), response_format)

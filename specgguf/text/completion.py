@@ -8,8 +8,7 @@ here, no clock and no random ids: both are handed in.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -60,20 +59,13 @@ class Completion(ABC):
         self,
         response: ResponseMetadata,
         generation: Stream,
-        *,
-        lock: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        """Args:
-        lock: held while the whole reply is made, so that no other thread takes the engine over in between.
-        """
         self.generation = generation
         self.response = response
-        self._lock = lock
 
     def whole(self) -> Json:
         """The dict of the reply."""
-        with self._lock():
-            chunks = list(self.generation)
+        chunks = list(self.generation)
         return self._whole(chunks) | self._extras()
 
     def chunks(self) -> Iterator[Json]:

@@ -10,6 +10,7 @@ Bytes that are no UTF-8 are left out, as in llama-cpp-python: the text is `bytes
 from __future__ import annotations
 
 import codecs
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from specgguf.decode.records import Chunk, TokenLogprob
@@ -18,7 +19,7 @@ from specgguf.decode.records import Chunk, TokenLogprob
 class Detokenizer:
     """Incremental detokenizer and stop check of one generation.
 
-    Call `check` with each round's tokens, then `chunks`; what `check` does not keep was never seen.
+    Call `check` with each round's tokens, and `chunks` once for each; what `check` does not keep was never seen.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Detokenizer:
         self._decoder = codecs.getincrementaldecoder("utf-8")("ignore")
         self._stops = StopBuffer(stop)
         self._fresh: list[Chunk] = []
+        self._checked: deque[list[Chunk]] = deque()  # of rounds that were made ahead of their reader
         self.finish_reason: str | None = None
         self.n_tokens = 0  # kept so far, end-of-generation not counted
 
@@ -51,6 +53,7 @@ class Detokenizer:
         token and the token that completes a stop string are kept.
         """
         self._fresh = []
+        self._checked.append(self._fresh)
         for n, token in enumerate(tokens):
             if self.finish_reason is not None:
                 return n, self.finish_reason
@@ -72,13 +75,13 @@ class Detokenizer:
         self._fresh.append(Chunk(text, token))
 
     def chunks(self, n_from_draft: int = 0, logprobs: Sequence[TokenLogprob] = ()) -> list[Chunk]:
-        """The chunks of the tokens kept by the last `check`, one per token, once.
+        """The chunks of the tokens kept by the first `check` that was not asked about yet, one per token, once.
 
         Args:
             n_from_draft: how many of those tokens, from the left, the draft wrote.
             logprobs: one per kept token, or none at all.
         """
-        fresh, self._fresh = self._fresh, []
+        fresh = self._checked.popleft() if self._checked else []
         return [
             Chunk(chunk.text, chunk.token, i < n_from_draft, logprob=logprobs[i] if logprobs else None)
             for i, chunk in enumerate(fresh)

@@ -19,10 +19,11 @@ from specgguf.cli import exits
 from specgguf.cli import open_pair as cli_engine
 from specgguf.cli.main import cli
 from specgguf.cli.open_pair import Loaded
+from specgguf.cli.terminal import bench_view
 from support.cli_support import home
 
 from specgguf import SamplingParams, SpeculativeLlama
-from specgguf.bench import results
+from specgguf.bench import recommend, results
 from specgguf.bench.recommend import gains, report, speed
 from specgguf.bench.runs import KINDS, Prompt, Sample, Trial, load_prompts, measure, run, schedule
 from specgguf.decode.records import Round
@@ -291,6 +292,20 @@ def test_no_gain_is_claimed_above_what_its_own_figures_allow() -> None:
     assert close.recommendation.text.startswith("on, K about 4, 1.40×")
 
 
+def test_a_gain_that_was_none_is_not_in_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    bench_view.show([*PLAIN, *samples("auto", [15.4] * 3, accepted=0.1)])
+    table = capsys.readouterr().out.partition("not known")[0]
+    assert "1.54" not in table
+    assert "?" in table
+    bench_view.show([*PLAIN, *samples("auto", [14.0] * 3, accepted=0.1)])
+    assert "1.40" in capsys.readouterr().out.partition("not known")[0]
+
+
+def test_a_doubt_names_no_gain_that_is_impossible() -> None:
+    (only,) = report([*PLAIN, *samples("auto", [9, 13, 30], accepted=0.1)])
+    assert only.recommendation.text.endswith("not sure: 0.90 to 1.40×, more repeats would tell")
+
+
 def test_without_plain_runs_nothing_is_claimed() -> None:
     (only,) = report(samples("auto", [10, 10], accepted=0.9))
     assert only.recommendation.text == "too little was measured"
@@ -359,7 +374,7 @@ class Ran:
     """One run of `specgguf bench`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, generator: Any, arguments: Sequence[str], draft: str) -> None:
-        def open_engine(settings: Any, notes: Any, *, yes: bool = False) -> Loaded:
+        def open_engine(settings: Any, notes: Any, *, yes: bool = False, brief: bool = False) -> Loaded:
             assert settings["draft"] == "auto"
             return Loaded(generator, "target.gguf", draft)
 
@@ -414,6 +429,31 @@ def test_ctrl_c_before_anything_was_measured(home: Path, monkeypatch: pytest.Mon
     ran = bench(monkeypatch, generator, "--save", str(home / "result.json"))
     assert (ran.code, ran.out) == (exits.INTERRUPTED, "")
     assert not (home / "result.json").exists()
+
+
+def test_what_is_not_clear_is_repeated_until_it_is(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three repeats that disagree are followed by more, of that kind alone, and never by more than six in all."""
+    unsure = {"code": [False, False, True], "story": [True, True, True]}
+
+    def report(samples: Sequence[Sample]) -> list[recommend.Report]:
+        n = 1 + max(s.repeat for s in samples)
+        kinds = dict.fromkeys(s.kind for s in samples)
+        return [recommend.Report(k, (), recommend.Recommendation(None, (unsure[k] * 2)[n - 3], "")) for k in kinds]
+
+    arguments = ("--kind", "code", "--kind", "story", "--draft-max", "1", "--max-tokens", "8")
+    monkeypatch.setattr(recommend, "report", report)
+    monkeypatch.setattr(bench_view, "show", lambda *_, **__: None)
+    generator = Scripted()
+    ran = bench(monkeypatch, generator, *arguments)
+    assert "not clear yet: code; once more (repeat 5 of at most 6)" in ran.err
+    assert len(generator.calls) == 2 + 3 * 3 * 2 + 2 * 3
+    unsure["code"] = [False] * 3
+    generator = Scripted()
+    bench(monkeypatch, generator, *arguments)
+    assert len(generator.calls) == 2 + 3 * 3 * 2 + 3 * 3
+    generator = Scripted()
+    bench(monkeypatch, generator, *arguments, "--repeats", "3")
+    assert len(generator.calls) == 2 + 3 * 3 * 2, "what was asked for is what is run"
 
 
 def test_quick_is_short(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -160,7 +160,7 @@ def test_highlight_shows_the_last_answer_again(converse: Run) -> None:
     ran = converse("one", "/highlight", "/highlight", "/highlight maybe", fake=numbered(), flags=["--color", "always"])
     assert ran.out == "Answer 1.\n\x1b[32mAnswer\x1b[0m 1.\n"
     assert "highlighting is off" in ran.err
-    assert "highlight must be on or off" in ran.err
+    assert "highlight must be off, on, green, underline, bold" in ran.err
 
 
 def test_stats(converse: Run) -> None:
@@ -322,7 +322,7 @@ def test_errors_do_not_end_the_conversation(converse: Run) -> None:
 @pytest.mark.parametrize(
     ("typed", "candidates"),
     [
-        ("/hi", ["highlight"]),
+        ("/hi", ["highlight "]),
         ("/s", ["stats", "save ", "system ", "set "]),
         ("/draft ", ["auto", "off", "4"]),
         ("/think s", ["show"]),

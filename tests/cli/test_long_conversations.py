@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 from collections.abc import Iterator
 from typing import Any
@@ -42,7 +43,7 @@ def talk_over(engine: SpeculativeLlama, **flags: Any) -> tuple[Conversation, io.
 
 
 def send(conversation: Conversation, text: str) -> Answer:
-    return conversation.send(text, Collect())
+    return conversation.send(text, lambda *_: contextlib.nullcontext(Collect()))
 
 
 def test_forty_turns_in_a_context_of_2k(home: object, engine: SpeculativeLlama, tiny_chat: Pair) -> None:
@@ -52,17 +53,54 @@ def test_forty_turns_in_a_context_of_2k(home: object, engine: SpeculativeLlama, 
     for n in range(40):
         answer = send(conversation, f"Question number {n}: what is {n} times {n}, and why is that so?")
         texts.append(answer.text)
-        prompt = engine.render(conversation.window()[:-1])
+        prompt = engine.render(conversation.sent()[:-1])
         assert engine.last_stats.n_prompt == len(prompt) < N_CTX
-        assert conversation.window()[0]["role"] == "system"
+        assert conversation.sent()[0]["role"] == "system"
         assert conversation.n_turns == n + 1  # all of them are kept for the session
         if n % 8 == 7:
             with SpeculativeLlama(str(tiny_chat.target), **QUIET) as fresh:
                 plain, _ = talk_over(fresh)
-                plain.resume(conversation.window()[:-2])
+                plain.resume(conversation.sent()[:-2])
                 assert send(plain, conversation.messages[-2]["content"]).text == answer.text
     assert err.getvalue().count("context full: the oldest") >= 2
     assert len(set(texts)) > 1
+
+
+def test_forty_turns_with_summaries(home: object, engine: SpeculativeLlama) -> None:
+    """Every prompt fits; what is sent after a summary is the summary and the turns since. This model's text may take
+    three times the tokens when it is read again: such a summary is dropped like any other turn."""
+    conversation, err = talk_over(engine, overflow="compact")
+    asked: list[str] = []
+
+    def agreed(question: str) -> bool:
+        asked.append(question)
+        return True
+
+    conversation.agreed = agreed
+    n_summed = 0
+    for n in range(40):
+        send(conversation, f"Question number {n}: what is {n} times {n}, and why is that so?")
+        assert engine.last_stats.n_prompt < N_CTX
+        assert conversation.n_turns == n + 1
+        if conversation.window.summary:
+            n_summed += 1
+            sent = conversation.sent()
+            assert sent[1]["content"] == conversation.window.summary
+            assert sent[2:] == conversation.messages[conversation.window.n_hidden :]
+    assert len(asked) >= 2
+    assert n_summed > 5
+    assert err.getvalue().count("summed up (/compact undo takes it back)") == len(asked)
+
+
+def test_a_question_that_leaves_nothing_for_a_summary_drops_turns(home: object, engine: SpeculativeLlama) -> None:
+    conversation, err = talk_over(engine, overflow="compact")
+    send(conversation, "Short.")
+    budget = conversation._budget
+    question = "x" * 64
+    while conversation.count([{"role": "user", "content": question + "x" * 64}]) < budget:
+        question += "x" * 64
+    assert send(conversation, question).spans
+    assert "the oldest 1 turn was dropped" in err.getvalue()
 
 
 def test_a_warm_turn_reads_only_what_is_new(home: object, engine: SpeculativeLlama) -> None:
@@ -86,14 +124,14 @@ def test_undo_and_retry_equal_a_fresh_run(home: object, engine: SpeculativeLlama
     third = send(conversation, "three").text
     with SpeculativeLlama(str(tiny_chat.target), **QUIET) as fresh:
         plain, _ = talk_over(fresh)
-        plain.resume(conversation.window()[:-2])
+        plain.resume(conversation.sent()[:-2])
         assert send(plain, "three").text == third
 
 
 def test_stop_refuses_instead_of_dropping(home: object, engine: SpeculativeLlama) -> None:
     conversation, _ = talk_over(engine, overflow="stop")
     question = "and so on, " * 10
-    while len(engine.render([*conversation.window(), {"role": "user", "content": question}])) < N_CTX * 3 // 4:
+    while len(engine.render([*conversation.sent(), {"role": "user", "content": question}])) < N_CTX * 3 // 4:
         send(conversation, question)
     with pytest.raises(ContextFull):
         send(conversation, "and so on, " * 80)

@@ -139,6 +139,12 @@ def test_retry_keeps_every_answer_and_turns_among_them(converse: Run) -> None:
     assert {f"Answer {n}." for n in range(1, 5)} <= kept_answers(name)
 
 
+def test_the_same_answer_again_is_told_and_kept_once(converse: Run) -> None:
+    ran = converse("one", "/retry", "/retry", "/prev", fake=FakeEngine([pieces("Yes."), pieces("Yes."), pieces("No.")]))
+    assert ran.err.count("the same answer as before, kept once") == 1
+    assert "answer 2 of 2 (/prev" in ran.err
+
+
 def test_answers_are_still_there_at_the_next_start(converse: Run) -> None:
     converse("one", "/retry", fake=numbered())
     ran = converse("/prev", flags=["-C"])

@@ -74,6 +74,13 @@ def test_nothing_to_ask(run: Run, arguments: list[str]) -> None:
     assert "nothing to ask" in ran.err
 
 
+@pytest.mark.parametrize("flags", [["--continue"], ["--resume", "x"]], ids=" ".join)
+def test_going_on_wants_a_terminal_or_a_question(run: Run, flags: list[str]) -> None:
+    ran = run("chat", *flags)
+    assert ran.code == 2
+    assert f"{flags[0]} goes on in a terminal, or with a question behind it: stdin is neither" in ran.err
+
+
 def test_json_is_one_completion(run: Run) -> None:
     ran = run("chat", "--json", "Hi", fake=FakeEngine([pieces("<think>hm</think>Yes.")]))
     record = json.loads(ran.out)

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from conftest import Pair
 from specgguf.cli import exits, open_pair, pairing
 from specgguf.cli.main import cli
-from specgguf.cli.settings import gather
+from specgguf.cli.settings import Settings, gather
 from support import tiny
 from support.cli_support import Ran, home
 
@@ -77,7 +77,7 @@ def test_refusals_are_one_line_and_a_hint(tiny_chat: Pair, tiny_pair: Pair, tmp_
         (["-m", cut], "truncated"),
         (["-m", "nonsense"], "no such model: nonsense"),
         (["-p", "nonsense"], "no preset 'nonsense'"),
-        (["-m", tiny_chat.target, "-d", tiny_pair.target], "cannot draft for"),
+        (["-m", tiny_chat.target, "-d", tiny_pair.target, "--draft-vocab", "same"], "cannot draft for"),
         (["-m", tiny_chat.target, "-d", "none", "-c", "300", "-s", "x" * 400], "tokens and"),
         (["-m", "org/repo:Q4_K_M", "--offline"], "is not on this machine"),
         (["-p", "demo"], "nobody is here to ask"),
@@ -115,3 +115,18 @@ def test_an_answer_within_a_grammar(tiny_chat: Pair, tmp_path: Path) -> None:
         pair = ["-m", tiny_chat.target, "-d", tiny_chat.draft, "--temp", temperature]
         assert chat(*pair, "--grammar", tmp_path / "g.gbnf", "Hi").out in ("yes\n", "no\n")
         assert chat(*pair, "--schema", tmp_path / "s.json", "Hi").out == "7\n"
+
+
+def test_loading_is_shown_in_per_cent_of_all_files(tmp_path: Path) -> None:
+    target, draft = tmp_path / "t.gguf", tmp_path / "d.gguf"
+    target.write_bytes(b"x" * 300)
+    draft.write_bytes(b"x" * 100)
+    loading = open_pair._Loading(pairing.ChosenPair(target, draft, "", ""), Settings({}))
+    assert loading._percent() == "", "nobody told anything yet"
+    assert loading._is_at(str(target), 0.5)
+    assert loading._percent() == "38%, "
+    loading._is_at(str(target), 1.0)
+    loading._is_at(str(draft), 1.0)
+    assert loading._percent() == "100%, "
+    loading._stopped.set()
+    assert not loading._is_at(str(draft), 1.0)

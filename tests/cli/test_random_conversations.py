@@ -21,6 +21,7 @@ from specgguf.cli.chat.display import Display
 from specgguf.cli.chat.input import prompt
 from specgguf.cli.chat.saved import branch, sessions
 from specgguf.cli.chat.saved.autosave import Autosave
+from specgguf.cli.chat.window import ASK_SUMMARY
 from specgguf.cli.settings import gather
 from specgguf.cli.terminal.status import StatusOutput
 from support.cli_support import home
@@ -33,6 +34,7 @@ __all__ = ["home"]  # fixtures
 N_OPERATIONS = 2500
 KINDS = """
 ask ask ask ask stop fail retry retry-stopped more undo redo prev next save load clear leave kill full
+compact compact-stopped widen race
 """.split()
 STARTS = ["", "/", "//", "/*", '"', "exit now ", "@nobody ", "\t", "/tmp/"]
 
@@ -59,7 +61,7 @@ class Person:
         session = sessions.latest()[0] if go_on else None
         if session is not None:
             autosave.open(session)
-            conversation.resume(session.messages, session.pending, session.branches)
+            conversation.take_up(session)
         return chat
 
     def engine(self) -> Any:
@@ -81,6 +83,11 @@ class Person:
         elif kind == "retry-stopped":
             self.answers_next(Cancelled("stopped"))
             self.type("/retry")
+        elif kind == "compact-stopped":
+            self.answers_next(Cancelled("stopped"))
+            self.type("/compact")
+        elif kind == "widen":
+            self.type("/compact undo")
         elif kind == "save":
             self.type(f"/save name {self.n}")
         elif kind == "load":
@@ -118,7 +125,8 @@ class Person:
             self.chat = self.start(go_on=self.random.random() < 0.8)
             return
         for messages in self.engine().asked[n:]:
-            self.sent += [m["content"] for m in messages if m["role"] == "user"][-1:]
+            asked = [m["content"] for m in messages if m["role"] == "user"][-1:]
+            self.sent += [text for text in asked if text != ASK_SUMMARY]
         last = self.chat.conversation.last
         if last is not None and last.text:
             self.shown.add(last.message()["content"])

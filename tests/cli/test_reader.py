@@ -271,6 +271,22 @@ def test_terminate_while_loading_leaves_the_terminal_as_it_was(start: Start) -> 
     assert screen.end() == 128 + signal.SIGTERM
 
 
+def test_what_was_typed_while_loading_is_in_the_history_after_ctrl_c(start: Start, tmp_path: Path) -> None:
+    screen = start("loading", "chat")
+    screen.see("loading target.gguf …")
+    screen.type("a question\r\x1b[200~two\nlines\x1b[201~ and more")
+    screen.see("loading target.gguf …")
+    screen.type(CTRL_C)
+    assert screen.end() == 130
+    again = start("plain", "chat")
+    again.prompt()
+    again.type(UP)
+    again.see("lines and more")
+    again.type(UP * 2)
+    again.see("a question")
+    again.type(CTRL_C)
+
+
 def test_ctrl_z_and_back_while_an_answer_runs_keeps_the_keyboard_silent(start: Start, tmp_path: Path) -> None:
     screen = start("gate", "chat", GATE=str(tmp_path / "gate"))
     screen.prompt()

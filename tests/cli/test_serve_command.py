@@ -81,7 +81,7 @@ def test_it_serves_and_stops(tiny_chat: Pair, tmp_path: Path, number: signal.Sig
 
 def test_sigterm_under_load(tiny_chat: Pair, tmp_path: Path) -> None:
     """The running stream ends properly, what waits is told, and the program ends with 0."""
-    with served(tiny_chat, tmp_path, "--grace", "0") as server, contextlib.ExitStack() as stack:
+    with served(tiny_chat, tmp_path, "--grace", "0", "--parallel", "1") as server, contextlib.ExitStack() as stack:
         clients = [stack.enter_context(server.client()) for _ in range(4)]
         running = stack.enter_context(clients[0].stream("POST", "/v1/completions", json=LONG))
         lines = running.iter_lines()

@@ -9,19 +9,18 @@ from pathlib import Path
 
 import pytest
 from specgguf.cli import exits, open_pair, pairing
-from specgguf.cli.chat import attachments
 from specgguf.cli.chat.actions import keep
+from specgguf.cli.chat.input import attachments
 from specgguf.cli.chat.saved import sessions
 from specgguf.cli.click_options import _Kind
 from specgguf.cli.options import BY_NAME
 from specgguf.cli.terminal.console import clean
 from specgguf.cli.terminal.markdown import StableMarkdown
-from specgguf.cli.terminal.progress import ReadingLine
 from specgguf.cli.terminal.status import StatusOutput
 from support.cli_support import Run, converse, home, run
-from support.fake_engine import FakeEngine, Untemplated, pieces
+from support.fake_engine import FakeEngine, Untemplated
 
-from specgguf.errors import Cancelled, ConfigError, ModelNotFound
+from specgguf.errors import ConfigError, ModelNotFound
 from specgguf.fit import draft_candidates
 from specgguf.models import inventory
 
@@ -128,6 +127,22 @@ def test_load_by_number(converse: Run) -> None:
     assert fake.asked[0][0]["content"] == "x"
 
 
+def test_a_number_after_a_list_picks_and_elsewhere_it_is_a_message(converse: Run) -> None:
+    sessions.save(
+        sessions.Session("older", messages=[{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}])
+    )
+    fake = FakeEngine()
+    ran = converse("/load", "1", "1", "/load", "7", fake=fake)
+    assert "'older', 1 turn: x" in ran.err
+    assert [messages[-1]["content"] for messages in fake.asked] == ["1", "7"]
+    assert fake.asked[0][0]["content"] == "x"
+
+
+def test_a_misspelt_model_gets_the_nearest(converse: Run, run: Run) -> None:
+    for said in (converse("/model demoo").err, run("models", "pair", "demoo").err):
+        assert "did you mean 'demo'?" in said
+
+
 def test_model_paths_with_blanks(converse: Run, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (home / "a b.gguf").touch()
     tried: list[tuple[str, str | None]] = []
@@ -156,6 +171,7 @@ def test_help_of_one_command(converse: Run) -> None:
     [
         ("/set n_ctx 8192", "at the start: specgguf chat --continue --n-ctx"),
         ("/set highlight on", "/highlight changes it"),
+        ("/set stop x", "one of temperature, top_k"),
         ("/set temp -1", "temperature must be 0 or more, not -1"),
     ],
 )
@@ -183,16 +199,6 @@ def test_a_model_without_a_chat_template_is_refused_at_load(run: Run) -> None:
     assert "take an instruct model: -m REF" in ran.err
 
 
-def test_a_prompt_that_was_stopped_is_still_to_be_read(converse: Run) -> None:
-    fake = FakeEngine([Cancelled("stopped"), pieces("Now.")])
-    waits: list[str] = []
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(StatusOutput, "wait", lambda _self, text, tail="": waits.append(text.partition(" …")[0]))
-        converse("word " * 300, "/retry", fake=fake)
-    assert waits[:1] + waits[-1:] == ["reading 302 tokens"] * 2
-
-
 def test_presets_complete_auto(home: Path) -> None:
     found = _Kind(BY_NAME["preset"]).shell_complete(None, None, "au")  # type: ignore[arg-type]
     assert [item.value for item in found] == ["auto"]
@@ -216,13 +222,6 @@ def test_a_closed_stdout_is_named() -> None:
     assert exits.describe(OSError(9, "Bad file descriptor"))[0] == "stdout: bad file descriptor"
 
 
-def test_the_line_of_a_prompt_that_is_read_tells_what_is_known() -> None:
-    line = ReadingLine(StatusOutput(), 3000, 100.0)._line(15)
-    assert line == f"reading 3,000 tokens … {'█' * 12}{'░' * 12} 100 tok/s, about 15 s left"
-    assert ReadingLine(StatusOutput(), 3000, 0)._line(15) == "reading 3,000 tokens … 15 s"
-    assert " 99" not in ReadingLine(StatusOutput(), 3000, 100.0)._line(1000)
-
-
 def test_answers_held_to_a_schema_or_a_grammar(run: Run, home: Path) -> None:
     (home / "s.json").write_text('{"type": "object"}')
     (home / "g.gbnf").write_text('root ::= "yes" | "no"\n')
@@ -232,6 +231,11 @@ def test_answers_held_to_a_schema_or_a_grammar(run: Run, home: Path) -> None:
     assert fake.keywords[0]["response_format"] == {"type": "json_object", "schema": {"type": "object"}}
     run("chat", "--grammar", f"{home}/g.gbnf", "x", fake=fake)
     assert fake.keywords[1]["grammar"] == 'root ::= "yes" | "no"'
+    (home / "loose.json").write_text('{"schema": {"type": "object"}, "strict": false}')
+    run("chat", "--schema", str(home / "loose.json"), "x", fake=fake)
+    wanted = {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"type": "object"}, "strict": False}}
+    assert fake.keywords.pop()["response_format"] == wanted
+    fake.asked.pop()
     for flags, said in (
         (["--schema", f"{home}/bad.json"], "bad.json is not JSON"),
         (["--schema", f"{home}/none.json"], f"--schema {home}/none.json: no such file"),

@@ -109,3 +109,9 @@ def test_remarks_are_folded_between_words() -> None:
     assert folded[:3] == ["a larger model would", "read prompts too", "slowly"]
     assert folded[3:] == text.split("\n")[1:]
     assert console.folded("org/" + "x" * 40, 20) == "org/" + "x" * 40
+
+
+def test_what_is_styled_is_folded_by_what_is_seen() -> None:
+    line = "\x1b[32mwritten by the draft\x1b[0m and more"
+    assert console.folded(line, 29) == line
+    assert console.folded(line, 28) != line

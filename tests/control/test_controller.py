@@ -33,8 +33,9 @@ from support.simulator import (
 )
 from support.worlds import DRAFT_MAX, MACHINES, N_TOKENS, TEXTS, Kind, MakeAdaptive, at
 
-from specgguf.control.controller import Adaptive, Fixed, InFlight
+from specgguf.control.controller import Adaptive, Fixed
 from specgguf.control.costs import Costs
+from specgguf.control.in_flight import InFlight
 from specgguf.decode.records import FORCED, PROBE_MAX, Candidate, Plan, Round
 from specgguf.decode.sampling import Distribution
 
@@ -133,8 +134,8 @@ class IgnoresCosts(Adaptive):
 class IgnoresAcceptance(Adaptive):
     """Knows costs only."""
 
-    def observe(self, plan: Plan, round: Round) -> None:
-        super().observe(plan, replace(round, survival=tuple(1.0 for _ in round.survival)))
+    def observe(self, plan: Plan, round: Round, *, alone: bool = True) -> None:
+        super().observe(plan, replace(round, survival=tuple(1.0 for _ in round.survival)), alone=alone)
 
 
 class NeverResumes(Adaptive):
@@ -144,7 +145,7 @@ class NeverResumes(Adaptive):
         plan = super().plan(n_draft_max, candidate)
         return Plan(0, notes=InFlight(self.acceptance, self.costs)) if self.off_reason else plan
 
-    def new_turn(self) -> None:
+    def new_turn(self, n_draft_read: int | None = None) -> None:
         pass
 
 

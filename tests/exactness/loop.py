@@ -21,6 +21,7 @@ from specgguf.decode.generation import generate
 from specgguf.decode.records import Round
 from specgguf.decode.sampling import Rng, Transform
 from specgguf.decode.verifier import Rule, verify_token
+from specgguf.decode.vocab_map import MappedTransform, VocabMap
 
 PLAIN = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)  # the law of the logits themselves
 
@@ -43,14 +44,23 @@ class Setting:
     stop: tuple[int, ...] = ()
     n_ctx: int = 64
     memory: str = "plain"
+    draft_memory: str = "plain"
     grammar: Callable[[], Any] | None = None  # with `forced`, its forced tokens are drafted
     masks_draft: bool = False
     transform: Callable[..., Transform] = field(default=Transform)
+    vocab_map: VocabMap | None = None  # where the draft's ids are not the target's
+    mapped: Callable[..., Transform] = field(default=MappedTransform)
 
     def transforms(self) -> tuple[Transform, Transform]:
         grammar = None if self.grammar is None else self.grammar()
         draft_params = self.draft_params or self.params
         n_draft = min(self.v, self.v_draft)
+        if self.vocab_map is not None:
+            masked = {"eog": self.eog, "grammar": grammar if self.masks_draft else None}
+            return (
+                self.transform(self.params, n_vocab=self.v, eog=self.eog, grammar=grammar),
+                self.mapped(draft_params, self.vocab_map, **masked),
+            )
         return (
             self.transform(self.params, n_vocab=self.v, eog=self.eog, grammar=grammar),
             self.transform(draft_params, n_vocab=n_draft, eog=self.eog, grammar=grammar if self.masks_draft else None),
@@ -58,7 +68,8 @@ class Setting:
 
     def models(self) -> tuple[FakeModel, FakeModel | None]:
         target = FakeModel(self.p, self.v, n_ctx=self.n_ctx, eog=self.eog, memory=self.memory)
-        draft = self.q and FakeModel(self.q, self.v_draft, n_ctx=self.n_ctx, eog=self.eog)
+        ends = self.eog if self.vocab_map is None else frozenset()
+        draft = self.q and FakeModel(self.q, self.v_draft, n_ctx=self.n_ctx, eog=ends, memory=self.draft_memory)
         return target, draft or None
 
 
@@ -90,7 +101,7 @@ def run(
     target = target or own
     transform, draft_transform = setting.transforms()
     controller, clock = make(target, draft)
-    drafts: Drafter | None = ModelDrafter(draft) if draft else None
+    drafts: Drafter | None = ModelDrafter(draft, eog=setting.eog, vocab_map=setting.vocab_map) if draft else None
     if drafter is not None:
         drafts = drafter(draft)
     rounds: list[Round] = []
@@ -137,7 +148,14 @@ def check_caches(setting: Setting, target: FakeModel, draft: FakeModel | None, c
     assert target.cells == committed[:n]
     assert n == len(committed) - 1 if setting.memory == "plain" else n < len(committed)
     if draft is not None:
-        assert draft.cells == committed[: len(draft.cells)]
+        assert draft.cells == read_by_draft(setting, committed)[: len(draft.cells)]
+
+
+def read_by_draft(setting: Setting, committed: Sequence[int]) -> list[int]:
+    """The text in the draft's ids."""
+    if setting.vocab_map is None:
+        return list(committed)
+    return [*setting.vocab_map.start, *(i for token in committed for i in setting.vocab_map.spelled(token))]
 
 
 def reference(setting: Setting) -> dict[Text, float]:

@@ -105,7 +105,11 @@ def top(k: int, **keywords: Any) -> SamplingParams:
 
 
 def reference(
-    file: Loaded, params: SamplingParams, n: int, make_grammar: Callable[[], Any] = lambda: None
+    file: Loaded,
+    params: SamplingParams,
+    n: int,
+    make_grammar: Callable[[], Any] = lambda: None,
+    prompt: Sequence[int] = PROMPT,
 ) -> dict[tuple[int, ...], float]:
     """The text's law, each row from an empty context."""
     transform = Transform(params, n_vocab=file.model.n_vocab, eog=file.model.eog, grammar=make_grammar())
@@ -115,7 +119,7 @@ def reference(
         if len(out) == n or (out and out[-1] in file.model.eog):
             distribution[out] = weight
             return
-        here = transform.distribution(file.logits([*PROMPT, *out]), out)
+        here = transform.distribution(file.logits([*prompt, *out]), out)
         for token, prob in zip(here.ids.tolist(), here.probs.tolist(), strict=True):
             extend((*out, token), weight * prob)
 

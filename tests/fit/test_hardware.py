@@ -112,3 +112,25 @@ def test_a_containers_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     total, free = hardware.host_memory()
     assert total == 4 * GIB
     assert free <= 3 * GIB
+
+
+@pytest.mark.parametrize(
+    ("load", "running", "said"),
+    [
+        (3.2, 3, "other programs keep 2.0 of 2 cores busy"),
+        (1.4, 2, "other programs keep 1.4 of 2 cores busy"),
+        (0.3, 2, ""),
+        (3.2, 1, ""),
+    ],
+)
+def test_a_machine_that_others_keep_busy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load: float, running: int, said: str
+) -> None:
+    """The load of a program that has just ended is nobody's any more."""
+    about = tmp_path / "loadavg"
+    about.write_text(f"{load} 1.00 1.00 {running}/300 4711\n")
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr(hardware, "LOAD", about)
+    assert hardware.others_keep_busy() == said
+    monkeypatch.setattr(hardware, "LOAD", tmp_path / "none")
+    assert hardware.others_keep_busy() == ""

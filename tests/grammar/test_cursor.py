@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from conftest import Pair
 
-from specgguf.errors import BackendError, ConfigError
+from specgguf.errors import BackendError, Busy, ConfigError
 from specgguf.grammar import cursor as module
-from specgguf.grammar.cursor import GrammarCursor, compile_grammar, within
+from specgguf.grammar.cursor import GrammarCursor, compile_grammar, compiled, within
 from specgguf.grammar.sources import json_grammar
 from specgguf.native.weights import Weights
 
@@ -238,7 +238,7 @@ def test_no_more_compilers_than_two_even_if_nobody_waits_for_them() -> None:
     try:
         for end in ended:
             assert within(0.01, functools.partial(stuck_until, end)) is None
-        with pytest.raises(ConfigError, match="2 others are still being compiled"):
+        with pytest.raises(Busy, match="2 other grammars are still being compiled"):
             within(0.01, lambda: 5)
     finally:
         stuck.set()
@@ -293,6 +293,41 @@ def test_a_cursor_over_a_limit_says_so_and_goes_on(weights: Weights) -> None:
     for _ in range(2):
         with pytest.raises(ConfigError, match=r"the grammar cannot be followed here: .*Too many"):
             cursor.mask(ids_of("c"))
+
+
+def test_an_answer_of_slow_steps_is_given_up(weights: Weights, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step is within its limits; what they take together is not."""
+    seconds = iter(range(10**6))
+    monkeypatch.setattr(module, "thread_time", lambda: next(seconds) / 2)  # half a second a step
+    cursor = compile_grammar('root ::= "a"*', weights)
+    for n in range(10):
+        cursor.mask(ids_of("a" * n))
+    with pytest.raises(ConfigError, match=r"too long to follow: 5.5 s for 10 tokens"):
+        cursor.mask(ids_of("a" * 10))
+    quick = compile_grammar('root ::= "a"*', weights)
+    monkeypatch.setattr(module, "thread_time", lambda: next(seconds) / 100)
+    for n in range(300):
+        quick.forced(ids_of("a" * n))
+
+
+def test_a_compiled_grammar_is_compiled_once(
+    weights: Weights, tiny_chat: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = compiled(json_grammar(SCHEMA), weights)
+    compile_grammar("root ::= [a-z]", weights)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "within", lambda seconds, work: pytest.fail("compiled again"))
+        first, second = compile_grammar(made, weights), compile_grammar(made, weights)
+        assert compiled(made, weights) is made
+    assert allowed(first, ids_of('{"name')) == ids_of('"')
+    assert allowed(second, []) == ids_of("{")
+    other = Weights(str(tiny_chat.target))  # another vocabulary, though the same in fact
+    try:
+        assert allowed(compile_grammar(made, other), []) == ids_of("{")
+    finally:
+        other.close()
+    with pytest.raises(ConfigError, match="was closed"):
+        compile_grammar(made, other)
 
 
 @pytest.mark.parametrize(

@@ -64,14 +64,17 @@ def with_strings(*lengths: int) -> bytes:
 def test_strings_are_walked_over_to_the_byte(lengths: list[int]) -> None:
     data = with_strings(*lengths)
     assert header.read(io.BytesIO(data)).metadata == {"s": ArrayInfo(8, len(lengths)), "n": 77}
-    assert header.read(io.BytesIO(data)).data_start == header.read(io.BytesIO(data), keep=["s"]).data_start
+    kept = header.read(io.BytesIO(data), keep=["s"])
+    assert kept.metadata == {"s": ["\ufffd" * n for n in lengths], "n": 77}
+    assert header.read(io.BytesIO(data)).data_start == kept.data_start
 
 
 def test_strings_cut_short_are_seen() -> None:
     data = with_strings(3, 0, 40)
     for n in range(len(data)):
-        with pytest.raises(GgufError, match="ends inside"):
-            header.read(io.BytesIO(data[:n] if n > 3 else b"GGUF"))
+        for keep in ((), ("s",)):
+            with pytest.raises(GgufError, match="ends inside"):
+                header.read(io.BytesIO(data[:n] if n > 3 else b"GGUF"), keep=keep)
     with pytest.raises(GgufError, match="ends inside"):
         header.read(io.BytesIO(with_strings(header.READ_AHEAD * 3)[:-14]))
     with pytest.raises(GgufError, match="damaged"):

@@ -189,7 +189,7 @@ def test_a_cut_into_a_wide_decode_is_seen(tiny_sliding: Pair) -> None:
     opened = Opened(tiny_sliding.target, {"swa_full": False}, n_ctx=700, n_batch=512, n_ubatch=32, n_outputs_max=8)
     found = opened.model.rollback
     assert isinstance(found, rollback.Plain)
-    opened.model.rollback = Forgetful(opened.model.context.handle, 0, found.window)
+    opened.model.rollback = Forgetful(opened.model.context.handle, 0, found._window)
     with pytest.raises((BackendError, AssertionError)):
         cut(opened, 390, 100, at_once=True)
     opened.close()

@@ -16,9 +16,9 @@ from conftest import Pair
 from gguf import GGUFValueType
 from support import tiny
 
-from specgguf import BackendError, ConfigError, SpecggufError
+from specgguf import BackendError, Cancelled, ConfigError, SpecggufError
 from specgguf.models import header, header_check, hparams
-from specgguf.native.weights import Weights
+from specgguf.native.weights import Weights, watched
 
 Lie = tuple[str, GGUFValueType, Any]
 UINT32, FLOAT32, STRING = GGUFValueType.UINT32, GGUFValueType.FLOAT32, GGUFValueType.STRING
@@ -296,3 +296,46 @@ def test_a_byte_token_that_is_missing(tmp_path: Path) -> None:
     (tmp_path / "damaged.gguf").write_bytes(data.replace(b"<0x7E>", b"<0x7Z>"))
     with pytest.raises(BackendError, match="is damaged: the vocabulary lacks the byte token <0x7E>"):
         Weights(tmp_path / "damaged.gguf")
+
+
+@pytest.mark.parametrize(("text", "other"), [("er", b"th"), ("▁number", b"th\0 more.")])
+def test_two_tokens_of_one_text(tmp_path: Path, text: str, other: bytes) -> None:
+    """llama.cpp reads a text as far as its first NUL."""
+    tiny.WRITERS["llama"](tmp_path / "sound.gguf", tiny.chat())
+    data = (tmp_path / "sound.gguf").read_bytes()
+    whole = len(text.encode()).to_bytes(8, "little") + text.encode()
+    assert data.count(whole) == 1
+    (tmp_path / "damaged.gguf").write_bytes(data.replace(whole, len(other).to_bytes(8, "little") + other))
+    assert exit_code(str(tmp_path / "damaged.gguf")) < 0
+    with pytest.raises(BackendError, match="is damaged: two tokens of the vocabulary have the text 'th'"):
+        Weights(tmp_path / "damaged.gguf")
+
+
+# --- how far it is ------------------------------------------------------------------------------------------------
+
+
+def test_loading_tells_how_far_it_is(tiny_pair: Pair) -> None:
+    seen: list[tuple[str, float]] = []
+
+    def told(path: str, share: float) -> bool:
+        seen.append((path, share))
+        return True
+
+    with watched(told):
+        Weights(tiny_pair.target).close()
+    n_seen = len(seen)
+    Weights(tiny_pair.draft).close()
+    assert {path for path, _ in seen} == {str(tiny_pair.target)}
+    assert [share for _, share in seen] == sorted(share for _, share in seen)
+    assert (seen[-1][1], len(seen)) == (1.0, n_seen)
+
+
+def test_loading_can_be_stopped(tiny_pair: Pair) -> None:
+    with watched(lambda _path, _share: False), pytest.raises(Cancelled, match="was stopped"):
+        Weights(tiny_pair.target)
+    Weights(tiny_pair.target).close()
+
+
+def test_a_file_that_is_refused_is_not_said_to_be_stopped(lying: Callable[..., str]) -> None:
+    with watched(lambda _path, _share: True), pytest.raises(BackendError):
+        Weights(lying(("llama.block_count", UINT32, 512)))

@@ -22,6 +22,7 @@ from support import models
 from support.serve_support import WAIT_S, Json, Running, Scripted, events, serving, until
 
 from specgguf import SpeculativeLlama
+from specgguf.grammar import cursor
 from specgguf.grammar.sources import read_grammar
 from specgguf.serve import http, queue
 from specgguf.serve.doors import RequestRecord
@@ -238,13 +239,13 @@ WRONG_CHAT: dict[str, tuple[Json, str | None]] = {
     "content a number": ({"messages": [{"role": "user", "content": 5}]}, "messages"),
     "an image": ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
     "tools an object": ({"tools": {}}, "tools"),
-    "tools without a function": ({"tools": [{"type": "function"}]}, None),
+    "tools without a function": ({"tools": [{"type": "function"}]}, "tools"),
     "tool_choice a number": ({"tool_choice": 5}, "tool_choice"),
     "tool_choice with a text": ({"tool_choice": {"function": "f"}}, "tool_choice"),
-    "tool_choice unknown": ({"tools": [{"function": {"name": "f"}}], "tool_choice": "any"}, None),
+    "tool_choice unknown": ({"tools": [{"function": {"name": "f"}}], "tool_choice": "any"}, "tool_choice"),
     "response_format a text": ({"response_format": "json"}, "response_format"),
-    "response_format unknown": ({"response_format": {"type": "xml"}}, None),
-    "a schema that is none": ({"response_format": {"type": "json_object", "schema": 5}}, None),
+    "response_format unknown": ({"response_format": {"type": "xml"}}, "response_format"),
+    "a schema that is none": ({"response_format": {"type": "json_object", "schema": 5}}, "response_format"),
     "logprobs a number": ({"logprobs": 5}, "logprobs"),
     "top_logprobs alone": ({"top_logprobs": 2}, "top_logprobs"),
     "another switch": ({"chat_template_kwargs": {"x": 1}}, "chat_template_kwargs"),
@@ -391,6 +392,41 @@ def test_a_body_that_takes_long_to_read_keeps_nobody_waiting(server: Running, mo
     answered.set()
     asking.join(WAIT_S)
     assert [response.status_code for response in responses] == [200]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"response_format": {"type": "json_object"}},
+        {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"},
+    ],
+)
+def test_a_form_is_read_and_compiled_before_it_waits_for_the_engine(
+    server: Running, llm: SpeculativeLlama, monkeypatch: pytest.MonkeyPatch, change: Json
+) -> None:
+    threads: list[str] = []
+
+    def watched(grammar: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return compile_grammar(grammar)
+
+    compile_grammar = llm.compile_grammar
+    monkeypatch.setattr(llm, "compile_grammar", watched)
+    assert server.post(CHAT, {**ASK, **change}).status_code == 200
+    assert len(threads) == 1
+    assert threads != ["engine"]
+
+
+def test_who_finds_all_compilers_at_work_may_ask_again(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cursor, "COMPILE_S", 0.01)
+    for _ in range(cursor.COMPILERS_MAX):
+        assert cursor._compilers.acquire(timeout=WAIT_S)
+    try:
+        refused = server.post(CHAT, {**ASK, "response_format": {"type": "json_object"}})
+    finally:
+        cursor._compilers.release(cursor.COMPILERS_MAX)
+    assert is_error(refused, 503)["code"] == "busy"
+    assert int(refused.headers["retry-after"]) > 0
 
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
@@ -551,13 +587,13 @@ def test_a_client_that_leaves_cancels_its_generation(where: str, stream: bool) -
         if where == "waiting":
             until(lambda: server.service.worker.n_waiting == 0, "it has left the line")
             assert engine.said == []
-            assert server.service.worker.running is not None
+            assert bool(server.service.worker.running)
         else:
-            until(lambda: server.service.worker.running is None, "the engine is free")
+            until(lambda: not server.service.worker.running, "the engine is free")
             assert engine.said == ["cancelled"], "with no further token let out"
             assert server.metric("specgguf_clients_gone_total") == 1
         other.close()
-        until(lambda: server.service.worker.running is None, "nothing runs")
+        until(lambda: not server.service.worker.running, "nothing runs")
 
 
 def read_until(client: socket.socket, what: bytes) -> bytes:
@@ -772,7 +808,7 @@ def test_fifty_at_once_half_of_them_leaving(tiny_chat: Pair) -> None:
         sizes = []
         for _ in range(4):
             assert sorted(asyncio.run(wave(server.url))) == ["answered"] * 25 + ["left"] * 25
-            until(lambda: server.service.worker.running is None, "the engine is free")
+            until(lambda: not server.service.worker.running, "the engine is free")
             sizes.append(resident_mib())
         assert server.service.worker.n_waiting == 0
         assert server.post(COMPLETIONS, COMPLETE).status_code == 200
@@ -787,8 +823,8 @@ def test_a_client_that_leaves_a_real_prefill(stream: bool) -> None:
     with SpeculativeLlama(str(models.smollm2()), n_ctx=4096) as llm, serving(llm) as server:
         with socket.create_connection((server.host, server.port), timeout=WAIT_S) as client:
             client.sendall(head(COMPLETIONS, len(body)) + body)
-            until(lambda: server.service.worker.running is not None, "it runs")
-        until(lambda: server.service.worker.running is None, "the engine is free")
+            until(lambda: bool(server.service.worker.running), "it runs")
+        until(lambda: not server.service.worker.running, "the engine is free")
         assert llm.stats.n_rounds == 0
         assert server.post(COMPLETIONS, {**COMPLETE, "prompt": "Hello"}).json()["timings"]["cache_n"] < 3200
 

@@ -91,7 +91,9 @@ def test_words_of_other_servers() -> None:
     assert completion(max_tokens=0).keywords["max_tokens"] == 0
     assert chat(repetition_penalty=1.1).keywords["repeat_penalty"] == 1.1
     assert chat(reasoning_effort="none").keywords["enable_thinking"] is False
-    assert "enable_thinking" not in chat(reasoning_effort="high").keywords
+    assert chat(reasoning_effort="low").keywords["enable_thinking"] is True
+    assert "enable_thinking" not in chat(reasoning_effort="minimal").keywords
+    assert chat(reasoning_effort="high", enable_thinking=False).keywords["enable_thinking"] is False
     assert chat(n=3).n == 3
     assert chat(logprobs=False, top_logprobs=0).keywords["logprobs"] is False
     assert completion(logit_bias=[[5, -100], [6, False]]).keywords["logit_bias"] == {5: -100.0, 6: -100.0}
@@ -108,7 +110,14 @@ def test_words_of_other_servers() -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [{"mirostat": 2}, {"xtc_probability": 0.5}, {"dry_multiplier": 0.8}, {"reasoning_effort": "most"}, {"n": 0}],
+    [
+        {"mirostat": 2},
+        {"xtc_probability": 0.5},
+        {"dry_multiplier": 0.8},
+        {"reasoning_effort": "most"},
+        {"n": 0},
+        {"grammar": 'root ::= "a"', "response_format": {"type": "json_object"}},
+    ],
 )
 def test_what_cannot_be_honoured_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(BadRequest) as caught:

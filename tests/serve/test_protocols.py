@@ -122,7 +122,7 @@ def test_completion_of_llama_server(server: Running) -> None:
 def test_tokens_there_and_back(server: Running, llm: SpeculativeLlama) -> None:
     ids = server.post("/tokenize", {"content": "a word"}).json()["tokens"]
     assert ids == llm.tokenize(b"a word", False, True)
-    assert server.post("/detokenize", {"tokens": ids}).json() == {"content": "a word"}
+    assert server.post("/detokenize", {"tokens": ids}).json() == {"content": "a word", "prompt": "a word"}
     assert server.post("/tokenize", {"content": "a", "add_special": True}).json()["tokens"] == llm.tokenize(b"a")
     pieces = server.post("/tokenize", {"content": "a word", "with_pieces": True}).json()["tokens"]
     assert [piece["id"] for piece in pieces] == ids
@@ -134,9 +134,24 @@ def test_tokens_there_and_back(server: Running, llm: SpeculativeLlama) -> None:
     assert props["model_alias"] == "tiny"
 
 
+def test_the_tokenizer_in_vllms_shapes(server: Running, llm: SpeculativeLlama) -> None:
+    asked = server.post("/tokenize", {"prompt": "a word", "add_special_tokens": False}).json()
+    assert asked == {"tokens": (ids := llm.tokenize(b"a word", False, True)), "count": len(ids), "max_model_len": 512}
+    assert server.post("/tokenize", {"prompt": "a"}).json()["tokens"] == llm.tokenize(b"a")
+    chat = server.post("/tokenize", {"messages": ASK["messages"]}).json()["tokens"]
+    assert chat == llm.render(ASK["messages"])
+    with server.client() as client:
+        info = client.get("/tokenizer_info").json()
+    for name, token in (("bos_token", llm.token_bos()), ("eos_token", llm.token_eos())):
+        assert info[name] == (llm.detokenize([token], special=True).decode() if token >= 0 else None)
+    assert info["chat_template"] == llm.metadata["tokenizer.chat_template"]
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [
+        ("/tokenize", {"prompt": 5}),
+        ("/tokenize", {"messages": 5}),
         ("/tokenize", {}),
         ("/tokenize", {"content": 5}),
         ("/tokenize", {"content": "x" * 100_000}),

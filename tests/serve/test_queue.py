@@ -121,7 +121,7 @@ def test_what_runs_is_cancelled_through_the_engine(in_prefill: bool, stream: boo
                 await whole(running)
             assert engine.said == ["cancelled"]
             assert engine.n_cancels >= 1
-            assert line.running is None
+            assert not line.running
 
     run(test)()
 
@@ -256,6 +256,6 @@ def test_a_job_whose_loop_is_gone_does_not_stop_the_worker() -> None:
 
     asyncio.run(leave())
     engine.open()
-    until(lambda: made[0].running is None and engine.said == ["whole"], "the job ran to its end")
+    until(lambda: not made[0].running and engine.said == ["whole"], "the job ran to its end")
     made[0].close()
     assert made[0].join(10.0)

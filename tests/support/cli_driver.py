@@ -16,6 +16,7 @@ from pathlib import Path
 from specgguf.cli import main, open_pair
 from specgguf.cli.pairing import ChosenPair
 from specgguf.cli.settings import Settings
+from specgguf.cli.terminal import live
 from specgguf.cli.terminal.status import StatusOutput
 
 from specgguf.errors import Cancelled
@@ -33,6 +34,8 @@ SCENES: dict[str, Callable[[], FakeEngine]] = {
     "deaf": lambda: Deaf([[*STORY[:4], HANG], pieces("Second answer.")]),
     "wild": lambda: FakeEngine([[("[/INST] \x1b[31mred\x07 \x00nul \x9b1mcsi", False), (" " + "x" * 10_000, True)]]),
     "broken": lambda: FakeEngine([[("Half", False), FAIL], pieces("Second answer.")]),
+    "prose": lambda: FakeEngine([pieces("word words wordier " * 20 + "The end.")]),
+    "short": lambda: FakeEngine([pieces(f"Answer number {n}.") for n in range(1, 100)], n_ctx=128),
     "many": lambda: FakeEngine([pieces(f"Answer number {n}.") for n in range(1, 100)]),
 }  # fmt: skip
 
@@ -84,13 +87,16 @@ def run() -> None:
         open_pair._load = (lambda *_: time.sleep(600)) if sys.argv[1] == "loading" else load_at_the_gate  # type: ignore[assignment]
     elif sys.argv[1] != "real":
         play(SCENES[sys.argv[1]]())
+    live.AFTER_S = float(os.environ.get("LIVE_AFTER_S", "inf"))  # most tests look for whole sentences
     main.main(sys.argv[2:])
 
 
 def play(scene: FakeEngine) -> None:
     """Put `scene` where the program opens its engine."""
 
-    def open_engine(settings: Settings, status: StatusOutput, *, yes: bool = False) -> open_pair.Loaded:
+    def open_engine(
+        settings: Settings, status: StatusOutput, *, yes: bool = False, brief: bool = False, n_parallel_max: int = 1
+    ) -> open_pair.Loaded:
         settings.sampling()
         scene.draft = settings["draft"]
         return loaded(scene)

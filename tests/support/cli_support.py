@@ -84,7 +84,14 @@ def run(home: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     def do(*arguments: str, fake: FakeEngine | None = None, stdin: str | bytes = "", **env: str) -> Ran:
         fake = fake or FakeEngine()
 
-        def open_engine(settings: Settings, status: StatusOutput, *, yes: bool = False) -> open_pair.Loaded:
+        def open_engine(
+            settings: Settings,
+            status: StatusOutput,
+            *,
+            yes: bool = False,
+            brief: bool = False,
+            n_parallel_max: int = 1,
+        ) -> open_pair.Loaded:
             fake.draft = settings["draft"]
             return loaded(fake)
 
@@ -103,7 +110,7 @@ def converse(run: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
 
     def do(*lines: str | BaseException, flags: Sequence[str] = (), **keywords: Any) -> Ran:
         with monkeypatch.context() as patch:
-            patch.setattr(oneshot, "read_question", lambda _words: None)
+            patch.setattr(oneshot, "read_question", lambda _words, **_: None)
             patch.setattr(reader, "open_reader", lambda *_, **__: Script(lines))
             return run("chat", *flags, **keywords)
 

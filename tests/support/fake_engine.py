@@ -55,6 +55,7 @@ class FakeEngine:
         self.warnings = list(warnings)
         self.draft: str | int = "auto"
         self.draft_max = 5
+        self.n_parallel = 1
         self.model_path, self.draft_model_path = "/models/target.gguf", "/models/draft.gguf"
         self.stats, self.last_stats = Stats(), Stats()
         self.closed = False
@@ -66,8 +67,14 @@ class FakeEngine:
         self._cache: list[int] = []
         self._words: list[str] = []
 
+    n_batch = 512
+
     def n_ctx(self) -> int:
         return self._n_ctx
+
+    @property
+    def n_tokens(self) -> int:
+        return len(self._cache)
 
     def _ids(self, words: Sequence[str]) -> list[int]:
         ids = []

@@ -14,9 +14,10 @@ import llama_cpp
 import numpy as np
 from llama_cpp import llama_cpp_ext
 
-from specgguf.decode.head_drafter import HeadDrafter
+from specgguf.decode.heads.drafter import HeadDrafter
 from specgguf.native.context import Model
-from specgguf.native.heads import LOAD, HeadSequence, PredictionHeads
+from specgguf.native.heads.contexts import LOAD, PredictionHeads
+from specgguf.native.heads.sequence import HeadSequence
 from specgguf.native.weights import Weights
 
 KEYWORDS = {"n_threads": 1, "n_threads_batch": 1, "type_k": 0, "type_v": 0}
@@ -115,7 +116,8 @@ class Watched:
     def compare(self, row: np.ndarray) -> None:
         held, n_read = list(self.head.tokens), self.head.n_readable
         wanted = self.oracle.head(held[:n_read], held[n_read:], self.depth)
-        self.worst = max(self.worst, float(np.abs(row - wanted).max()))
+        error = np.nan_to_num(np.abs(row - wanted), nan=np.inf)
+        self.worst = max(self.worst, float(error.max()))
         self.n_rows += 1
 
 
@@ -135,7 +137,7 @@ class Headed:
     @property
     def drafter(self) -> HeadDrafter:
         """A new one, whose rows are watched."""
-        return HeadDrafter(self.watched, eog=self.model.eog)  # type: ignore[arg-type]
+        return HeadDrafter(self.watched, eog=self.model.eog)
 
     @property
     def worst(self) -> float:

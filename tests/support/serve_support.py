@@ -131,6 +131,7 @@ class Scripted:
     def __init__(self, *, n_tokens: int = 3, in_prefill: bool = False, deaf: bool = False) -> None:
         self.stats = Stats()
         self.decode_s = 0.0
+        self.n_parallel = 1
         self.calls: list[Json] = []
         self.said: list[str] = []  # what became of the calls: "cancelled", "finished", "closed" or "whole"
         self.n_cancels = 0

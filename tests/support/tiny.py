@@ -40,6 +40,7 @@ class Vocab:
         bias: added to each id's logit (about; it scales with the hidden state), so that generated text is
             mostly printable and sometimes ends.
         eot: the end-of-turn id, or None.
+        model, merges: the tokenizer: "llama" (SentencePiece), or "gpt2" (byte-level BPE) with its merges.
     """
 
     texts: Sequence[bytes]
@@ -47,6 +48,8 @@ class Vocab:
     bias: np.ndarray
     eot: int | None = None
     template: str | None = None
+    model: str = "llama"
+    merges: Sequence[str] = ()
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -107,6 +110,40 @@ def chat() -> Vocab:
     return Vocab(texts, types, np.array(bias), eot=4, template=CHAT_TEMPLATE)
 
 
+BPE_ENDS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+
+
+def byte_level(words: Sequence[str] = (), *, ends: Sequence[str] = BPE_ENDS) -> Vocab:
+    """Byte-level BPE, as GPT-2's: 256 bytes, all merges of `words` (each from the left), then special tokens."""
+    letter = gpt2_letters()
+    texts = [letter[b] for b in range(256)]
+    merges: list[str] = []
+    for word in words:
+        spelled = [letter[b] for b in word.encode()]
+        for n in range(2, len(spelled) + 1):
+            text = "".join(spelled[:n])
+            if text not in texts:
+                merges.append("".join(spelled[: n - 1]) + " " + spelled[n - 1])
+                texts.append(text)
+    types = [NORMAL] * len(texts) + [CONTROL] * len(ends)
+    bias = [2.0 if 97 <= b < 123 or b == 32 else -9.0 for b in range(256)] + [2.0] * (len(texts) - 256)
+    return Vocab(
+        [t.encode() for t in [*texts, *ends]],
+        types,
+        np.array([*bias, *[-2.0] * len(ends)]),
+        eot=len(texts) + len(ends) - 1,
+        model="gpt2",
+        merges=merges,
+    )
+
+
+def gpt2_letters() -> dict[int, str]:
+    """The printable letter that byte-level BPE writes for each byte."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [b for b in range(256) if b not in printable]
+    return {b: chr(b) for b in printable} | {b: chr(256 + i) for i, b in enumerate(others)}
+
+
 @dataclass(frozen=True)
 class Shape:
     """Sizes of the network; every row length is a multiple of 32, so that the file can be requantised."""
@@ -151,7 +188,7 @@ def drawer(seed: int, noise: float, noise_seed: int) -> Draw:
     return draw
 
 
-def header(path: Path, arch: str, shape: Shape, vocab: Vocab, kv_heads: Sequence[int] | None) -> gguf.GGUFWriter:
+def _header(path: Path, arch: str, shape: Shape, vocab: Vocab, kv_heads: Sequence[int] | None) -> gguf.GGUFWriter:
     """A writer with the metadata that every architecture shares."""
     w = gguf.GGUFWriter(path, arch)
     w.add_name(f"tiny-{arch}")
@@ -164,7 +201,10 @@ def header(path: Path, arch: str, shape: Shape, vocab: Vocab, kv_heads: Sequence
     w.add_layer_norm_rms_eps(1e-5)
     w.add_vocab_size(len(vocab))
     w.add_file_type(0)
-    w.add_tokenizer_model("llama")
+    w.add_tokenizer_model(vocab.model)
+    if vocab.model == "gpt2":
+        w.add_tokenizer_pre("gpt-2")
+        w.add_token_merges(list(vocab.merges))
     w.add_token_list(list(vocab.texts))
     w.add_token_scores([-float(i) for i in range(len(vocab))])
     w.add_token_types(list(vocab.types))
@@ -180,14 +220,14 @@ def header(path: Path, arch: str, shape: Shape, vocab: Vocab, kv_heads: Sequence
     return w
 
 
-def finish(w: gguf.GGUFWriter) -> None:
+def _finish(w: gguf.GGUFWriter) -> None:
     w.write_header_to_file()
     w.write_kv_data_to_file()
     w.write_tensors_to_file()
     w.close()
 
 
-def embeddings(draw: Draw, shape: Shape, vocab: Vocab, scale: float) -> tuple[np.ndarray, np.ndarray]:
+def _embeddings(draw: Draw, shape: Shape, vocab: Vocab, scale: float) -> tuple[np.ndarray, np.ndarray]:
     """Input and output embeddings. Channel 0 is 1 for every token and no layer writes to it, so that column 0
     of the output matrix biases each id whatever the context is."""
     embd = draw("token_embd", len(vocab), shape.n_embd)
@@ -197,28 +237,28 @@ def embeddings(draw: Draw, shape: Shape, vocab: Vocab, scale: float) -> tuple[np
     return embd, output
 
 
-def ffn(w: TensorWriter, draw: Draw, shape: Shape, i: int, *, norm: str = "ffn_norm") -> None:
+def _ffn(w: TensorWriter, draw: Draw, shape: Shape, i: int, *, norm: str = "ffn_norm") -> None:
     n, ff = shape.n_embd, shape.n_ff
     w.add_tensor(f"blk.{i}.{norm}.weight", np.ones(n, np.float32))
     w.add_tensor(f"blk.{i}.ffn_gate.weight", draw(f"gate{i}", ff, n, std=1.5 / np.sqrt(n)))
     w.add_tensor(f"blk.{i}.ffn_up.weight", draw(f"up{i}", ff, n, std=1.5 / np.sqrt(n)))
-    w.add_tensor(f"blk.{i}.ffn_down.weight", no_channel_0(draw(f"down{i}", n, ff, std=1.0 / np.sqrt(ff))))
+    w.add_tensor(f"blk.{i}.ffn_down.weight", _no_channel_0(draw(f"down{i}", n, ff, std=1.0 / np.sqrt(ff))))
 
 
-def attention(w: TensorWriter, draw: Draw, shape: Shape, i: int, *, norms: bool, gated: bool = False) -> None:
+def _attention(w: TensorWriter, draw: Draw, shape: Shape, i: int, *, norms: bool, gated: bool = False) -> None:
     """Queries and keys are large, so that attention is sharp and every cached token matters. `gated`: beside each
     head's query stands a gate of its output."""
     n, kv = shape.n_embd, shape.n_head_kv * shape.n_embd_head
     w.add_tensor(f"blk.{i}.attn_q.weight", draw(f"q{i}", n * (2 if gated else 1), n, std=1.5 / np.sqrt(n)))
     w.add_tensor(f"blk.{i}.attn_k.weight", draw(f"k{i}", kv, n, std=1.5 / np.sqrt(n)))
     w.add_tensor(f"blk.{i}.attn_v.weight", draw(f"v{i}", kv, n, std=1.5 / np.sqrt(n)))
-    w.add_tensor(f"blk.{i}.attn_output.weight", no_channel_0(draw(f"o{i}", n, n, std=1.5 / np.sqrt(n))))
+    w.add_tensor(f"blk.{i}.attn_output.weight", _no_channel_0(draw(f"o{i}", n, n, std=1.5 / np.sqrt(n))))
     if norms:
         for which in ("q", "k"):
             w.add_tensor(f"blk.{i}.attn_{which}_norm.weight", np.full(shape.n_embd_head, 1.5, np.float32))
 
 
-def no_channel_0(weights: np.ndarray) -> np.ndarray:
+def _no_channel_0(weights: np.ndarray) -> np.ndarray:
     weights[0] = 0.0
     return weights
 
@@ -235,17 +275,17 @@ def write_llama(
 ) -> Path:
     """A dense transformer. `scale` is the standard deviation of its logits, about."""
     draw = drawer(seed, noise, noise_seed)
-    w = header(path, "llama", shape, vocab, None)
+    w = _header(path, "llama", shape, vocab, None)
     w.add_rope_dimension_count(shape.n_embd_head)
-    embd, output = embeddings(draw, shape, vocab, scale)
+    embd, output = _embeddings(draw, shape, vocab, scale)
     w.add_tensor("token_embd.weight", embd)
     w.add_tensor("output_norm.weight", np.ones(shape.n_embd, np.float32))
     w.add_tensor("output.weight", output)
     for i in range(shape.n_layer):
         w.add_tensor(f"blk.{i}.attn_norm.weight", np.ones(shape.n_embd, np.float32))
-        attention(w, draw, shape, i, norms=False)
-        ffn(w, draw, shape, i)
-    finish(w)
+        _attention(w, draw, shape, i, norms=False)
+        _ffn(w, draw, shape, i)
+    _finish(w)
     return path
 
 
@@ -261,24 +301,24 @@ def write_lfm2(
 ) -> Path:
     """A hybrid: layer 0 is a short convolution (recurrent state), the others attend (a KV cache)."""
     draw, n, l_cache = drawer(seed, noise, noise_seed), shape.n_embd, 3
-    w = header(path, "lfm2", shape, vocab, [0] + [shape.n_head_kv] * (shape.n_layer - 1))
+    w = _header(path, "lfm2", shape, vocab, [0] + [shape.n_head_kv] * (shape.n_layer - 1))
     w.add_shortconv_l_cache(l_cache)
     w.add_rope_freq_base(10000.0)
-    embd, output = embeddings(draw, shape, vocab, scale)
+    embd, output = _embeddings(draw, shape, vocab, scale)
     w.add_tensor("token_embd.weight", embd)
     w.add_tensor("token_embd_norm.weight", np.ones(n, np.float32))
     w.add_tensor("output.weight", output)
     for i in range(shape.n_layer):
         w.add_tensor(f"blk.{i}.attn_norm.weight", np.ones(n, np.float32))
         if i:
-            attention(w, draw, shape, i, norms=True)
+            _attention(w, draw, shape, i, norms=True)
         else:
             w.add_tensor("blk.0.shortconv.conv.weight", draw("conv", n, l_cache, std=1.0))
             w.add_tensor("blk.0.shortconv.in_proj.weight", draw("in", 3 * n, n, std=1.2 / np.sqrt(n)))
             out = draw("out", n, n, std=1.0 / np.sqrt(n))
-            w.add_tensor("blk.0.shortconv.out_proj.weight", no_channel_0(out))
-        ffn(w, draw, shape, i)
-    finish(w)
+            w.add_tensor("blk.0.shortconv.out_proj.weight", _no_channel_0(out))
+        _ffn(w, draw, shape, i)
+    _finish(w)
     return path
 
 
@@ -295,12 +335,12 @@ def write_mamba(
     """A purely recurrent model: its whole memory is one state that cannot drop a token."""
     draw, n = drawer(seed, noise, noise_seed), shape.n_embd
     inner, state, kernel, rank = 2 * n, 16, 4, 4
-    w = header(path, "mamba", shape, vocab, None)
+    w = _header(path, "mamba", shape, vocab, None)
     w.add_ssm_conv_kernel(kernel)
     w.add_ssm_inner_size(inner)
     w.add_ssm_state_size(state)
     w.add_ssm_time_step_rank(rank)
-    embd, output = embeddings(draw, shape, vocab, scale)
+    embd, output = _embeddings(draw, shape, vocab, scale)
     w.add_tensor("token_embd.weight", embd)
     w.add_tensor("output_norm.weight", np.ones(n, np.float32))
     w.add_tensor("output.weight", output)
@@ -316,8 +356,8 @@ def write_mamba(
         decay = np.tile(-np.linspace(0.1, 2.0, state, dtype=np.float32), (inner, 1))
         w.add_tensor(f"blk.{i}.ssm_a", decay)
         w.add_tensor(f"blk.{i}.ssm_d", np.ones(inner, np.float32))
-        w.add_tensor(f"blk.{i}.ssm_out.weight", no_channel_0(draw(f"so{i}", n, inner, std=1.5 / np.sqrt(inner))))
-    finish(w)
+        w.add_tensor(f"blk.{i}.ssm_out.weight", _no_channel_0(draw(f"so{i}", n, inner, std=1.5 / np.sqrt(inner))))
+    _finish(w)
     return path
 
 
@@ -334,13 +374,13 @@ def write_gemma3(
 ) -> Path:
     """A sliding-window model: even layers see `window` tokens back, odd ones everything."""
     draw, n = drawer(seed, noise, noise_seed), shape.n_embd
-    w = header(path, "gemma3", shape, vocab, None)
+    w = _header(path, "gemma3", shape, vocab, None)
     w.add_key_length(shape.n_embd_head)
     w.add_value_length(shape.n_embd_head)
     w.add_sliding_window(window)
     w.add_sliding_window_pattern(2)
     w.add_rope_freq_base(10000.0)
-    embd, output = embeddings(draw, shape, vocab, scale)
+    embd, output = _embeddings(draw, shape, vocab, scale)
     w.add_tensor("token_embd.weight", embd / np.sqrt(n).astype(np.float32))  # the graph scales it up again
     w.add_tensor("output_norm.weight", np.ones(n, np.float32))
     w.add_tensor("output.weight", output)
@@ -348,9 +388,9 @@ def write_gemma3(
         w.add_tensor(f"blk.{i}.attn_norm.weight", np.ones(n, np.float32))
         w.add_tensor(f"blk.{i}.post_attention_norm.weight", np.ones(n, np.float32))
         w.add_tensor(f"blk.{i}.post_ffw_norm.weight", np.ones(n, np.float32))
-        attention(w, draw, shape, i, norms=True)
-        ffn(w, draw, shape, i)
-    finish(w)
+        _attention(w, draw, shape, i, norms=True)
+        _ffn(w, draw, shape, i)
+    _finish(w)
     return path
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from .tiny import SMALL, Draw, Shape, Vocab, attention, drawer, embeddings, ffn, finish, header, no_channel_0
+from .tiny import SMALL, Draw, Shape, Vocab, _attention, _embeddings, _ffn, _finish, _header, _no_channel_0, drawer
 
 Weights = Mapping[str, np.ndarray]
 
@@ -34,7 +34,7 @@ class _Writer:
 
     def finish(self) -> None:
         assert not self._given, f"no such tensors: {sorted(self._given)}"
-        finish(self._w)
+        _finish(self._w)
 
 
 def _head(w: _Writer, draw: Draw, shape: Shape, i: int) -> None:
@@ -59,19 +59,19 @@ def write_hy_v3(
     """Attention alone, `shape.n_layer` blocks of the trunk and `n_heads` heads."""
     draw, n = drawer(seed, 0.0, 2), shape.n_embd
     n_blocks = shape.n_layer + n_heads
-    raw = header(path, "hy_v3", replace(shape, n_layer=n_blocks), vocab, None)
+    raw = _header(path, "hy_v3", replace(shape, n_layer=n_blocks), vocab, None)
     raw.add_uint32("hy_v3.nextn_predict_layers", n_heads)
     raw.add_uint32("hy_v3.expert_feed_forward_length", shape.n_ff)
     raw.add_rope_dimension_count(shape.n_embd_head)
     w = _Writer(raw, given or {})
-    embd, output = embeddings(draw, shape, vocab, scale)
+    embd, output = _embeddings(draw, shape, vocab, scale)
     w.add_tensor("token_embd.weight", embd)
     w.add_tensor("output_norm.weight", np.ones(n, np.float32))
     w.add_tensor("output.weight", output)
     for i in range(n_blocks):
         w.add_tensor(f"blk.{i}.attn_norm.weight", np.ones(n, np.float32))
-        attention(w, draw, shape, i, norms=True)
-        ffn(w, draw, shape, i)
+        _attention(w, draw, shape, i, norms=True)
+        _ffn(w, draw, shape, i)
         if i >= shape.n_layer:
             _head(w, draw, shape, i)
     w.finish()
@@ -85,7 +85,7 @@ def write_qwen35(
     assert shape.n_layer == 2
     draw, n, n_state, n_v_heads, kernel = drawer(seed, 0.0, 2), shape.n_embd, 16, 2, 4
     n_values, n_conv = n_state * n_v_heads, 2 * n_state + n_state * n_v_heads
-    raw = header(path, "qwen35", replace(shape, n_layer=3), vocab, None)
+    raw = _header(path, "qwen35", replace(shape, n_layer=3), vocab, None)
     raw.add_uint32("qwen35.nextn_predict_layers", 1)
     raw.add_uint32("qwen35.full_attention_interval", 2)
     raw.add_rope_dimension_count(shape.n_embd_head)
@@ -98,14 +98,14 @@ def write_qwen35(
     raw.add_ssm_time_step_rank(n_v_heads)
     raw.add_ssm_group_count(1)
     w = _Writer(raw, given or {})
-    embd, output = embeddings(draw, shape, vocab, scale)
+    embd, output = _embeddings(draw, shape, vocab, scale)
     w.add_tensor("token_embd.weight", embd)
     w.add_tensor("output_norm.weight", np.ones(n, np.float32))
     w.add_tensor("output.weight", output)
     for i in range(3):
         w.add_tensor(f"blk.{i}.attn_norm.weight", np.ones(n, np.float32))
         if i:
-            attention(w, draw, shape, i, norms=True, gated=True)
+            _attention(w, draw, shape, i, norms=True, gated=True)
         else:
             std = 1.5 / np.sqrt(n)
             w.add_tensor("blk.0.attn_qkv.weight", draw("qkv", n_conv, n, std=std))
@@ -116,8 +116,8 @@ def write_qwen35(
             w.add_tensor("blk.0.ssm_beta.weight", draw("beta", n_v_heads, n, std=std))
             w.add_tensor("blk.0.ssm_alpha.weight", draw("alpha", n_v_heads, n, std=std))
             w.add_tensor("blk.0.ssm_norm.weight", np.ones(n_state, np.float32))
-            w.add_tensor("blk.0.ssm_out.weight", no_channel_0(draw("ssm_out", n, n_values, std=std)))
-        ffn(w, draw, shape, i, norm="post_attention_norm")
+            w.add_tensor("blk.0.ssm_out.weight", _no_channel_0(draw("ssm_out", n, n_values, std=std)))
+        _ffn(w, draw, shape, i, norm="post_attention_norm")
         if i == 2:
             _head(w, draw, shape, i)
     w.finish()
@@ -129,7 +129,7 @@ def agreeing_by_attention(vocab: Vocab) -> Weights:
     what the target says as long as it has read the same tokens."""
     n, ff, kv = SMALL.n_embd, SMALL.n_ff, SMALL.n_head_kv * SMALL.n_embd_head
     draw = drawer(1, 0.0, 2)
-    embd, _ = embeddings(draw, SMALL, vocab, 2.0)
+    embd, _ = _embeddings(draw, SMALL, vocab, 2.0)
     embd /= np.sqrt((embd**2).mean(axis=1, keepdims=True))  # what a norm leaves as it is
     shapes = {"attn_q": (n, n), "attn_k": (kv, n), "attn_v": (kv, n), "attn_output": (n, n)}
     shapes |= {"ffn_gate": (ff, n), "ffn_up": (ff, n), "ffn_down": (n, ff)}

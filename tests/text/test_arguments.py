@@ -170,10 +170,18 @@ WEATHER: dict[str, Any] = {
 
 
 def test_tools_that_may_be_called() -> None:
-    assert tool_request(None, None, None) == ToolRequest()
-    assert tool_request([WEATHER], "none", None) == ToolRequest()
+    assert tool_request(None, None) == tool_request([WEATHER], "none") == ToolRequest()
+    assert ToolRequest().tools is None
     for choice in (None, "auto"):
-        assert tool_request([WEATHER], choice, None) == ToolRequest([WEATHER])
+        request = tool_request([WEATHER], choice)
+        assert (request.tools, request.names, request.grammar) == ([WEATHER], ("weather",), None)
+
+
+def test_a_form_is_read_when_it_is_asked_for() -> None:
+    """A call with a grammar of its own has no use for it, and a schema takes up to a second."""
+    request = tool_request(None, None, {"type": "json_object", "schema": 5})
+    with pytest.raises(ConfigError, match="no JSON object"):
+        _ = request.grammar
 
 
 def test_a_tool_that_must_be_called() -> None:

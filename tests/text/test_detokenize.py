@@ -166,6 +166,7 @@ def test_nothing_after_the_end_is_kept() -> None:
     assert stop_check.check([1, 7, 2, 3]) == (2, "eos")
     assert stop_check.n_tokens == 1
     assert stop_check.check([4]) == (0, "eos")
+    assert [chunk.token for chunk in stop_check.chunks()] == [1, 7], "of the first check"
     assert stop_check.chunks() == []
 
 

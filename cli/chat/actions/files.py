@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specgguf.cli.chat import attachments
+from specgguf.cli.chat.input import attachments
 from specgguf.cli.terminal.stats_view import plural
 
 from specgguf.errors import ConfigError

@@ -79,7 +79,8 @@ def _list(chat: ChatSession) -> None:
             if name != chat.autosave.name and not session.is_empty and len(chat.listed) < SHOWN:
                 chat.listed.append(name)
                 chat.status.tell(f"{len(chat.listed):>2}  {name}  {chat.status.style.dim(chat.short(session.title))}")
-    chat.status.tell("/load N, or a name, goes on with one" if chat.listed else "no other conversation is saved")
+    chat.picks = "load" if chat.listed else ""
+    chat.status.tell("a number goes on with that one" if chat.listed else "no other conversation is saved")
 
 
 def _is_number(words: str, listed: list[str]) -> bool:

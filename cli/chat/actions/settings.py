@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import difflib
-import math
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specgguf.cli.chat import attachments
+from specgguf.cli.chat.input import attachments
 from specgguf.cli.options import BY_NAME, SETTINGS
 from specgguf.cli.terminal import console, stats_view
 
@@ -19,7 +18,6 @@ from specgguf.errors import ConfigError
 if TYPE_CHECKING:
     from specgguf.cli.chat.chat_session import ChatSession
 
-CONTEXT_BAR = 40
 SHOWN = 10
 
 
@@ -42,11 +40,11 @@ def draft(chat: ChatSession, words: str) -> None:
 
 def highlight(chat: ChatSession, words: str) -> None:
     """/highlight: toggle, and show the last answer again in the new light."""
-    on = not chat.settings["highlight"]
+    how = "on" if chat.settings["highlight"] == "off" else "off"
     if words:
-        on = BY_NAME["highlight"].parse(words, where="/highlight")
-    chat.settings.put("highlight", on, "by /highlight")
-    if not on:
+        how = BY_NAME["highlight"].parse(words, where="/highlight")
+    chat.settings.put("highlight", how, "by /highlight")
+    if how == "off":
         chat.status.tell("highlighting is off")
         return
     chat.status.tell(f"highlighting is on: {chat.display.legend()}")
@@ -61,9 +59,10 @@ def stats(chat: ChatSession, words: str) -> None:
         chat.settings.put("stats", on, "by /stats")
         chat.status.tell(f"the line of statistics after each answer is {'on' if on else 'off'}")
         return
-    engine = chat.conversation.loaded.engine
+    engine, last = chat.conversation.loaded.engine, chat.conversation.last
     columns = console.width(chat.status.stream) if chat.status.style.tty else None
-    for row in stats_view.page(engine.last_stats, engine.stats, engine.n_ctx(), chat.status.style, columns):
+    first_s = last.first_s if last is not None else 0.0
+    for row in stats_view.page(engine.last_stats, engine.stats, engine.n_ctx(), chat.status.style, columns, first_s):
         chat.status.tell(row)
 
 
@@ -90,7 +89,7 @@ def set_(chat: ChatSession, words: str) -> None:
         )
         raise ConfigError(f"{name} is not changed by /set", hint=how)
     if name and name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
         hint = f"did you mean {near[0]}?" if near else f"one of {', '.join(known)}"
         raise ConfigError(f"/set knows no '{name}'", hint=hint)
     if text:
@@ -146,32 +145,9 @@ def model(chat: ChatSession, words: str) -> None:
         chat.listed = [found.name for found in inventory.models()][:SHOWN]
         for n, name in enumerate(chat.listed, 1):
             chat.status.tell(f"{n:>2}  {name}")
-
-
-def context(chat: ChatSession, _words: str) -> None:
-    """/context: what fills the context, counted by the model's own template."""
-    from specgguf.text.template import counted
-
-    conversation, status = chat.conversation, chat.status
-    window = conversation.window()
-    n_ctx = conversation.loaded.engine.n_ctx()
-    n = counted(conversation.count, window) if window else 0
-    filled = round(CONTEXT_BAR * min(n / n_ctx, 1))
-    more = f"more than the {n_ctx:,} tokens that fit"
-    held = f"{n:,} of {n_ctx:,} tokens, {stats_view.percent(n / n_ctx)}" if n < math.inf else more
-    status.tell(f"{'█' * filled}{'░' * (CONTEXT_BAR - filled)}  {held}")
-    n_turns = n  # parts add up to the whole: the system prompt is what goes when it is left out
-    if conversation.system:
-        n_turns = counted(conversation.count, window[1:]) if window[1:] and n < math.inf else 0
-        n_turns = min(n_turns, n)
-        status.tell(f"system prompt  {f'{n - n_turns:,} tokens' if n < math.inf else 'more than fits'}")
-    n_sent = sum(1 for m in window if m["role"] == "user")
-    takes = f", {n_turns:,} tokens" if n < math.inf and n_sent else ""
-    sent = f"{stats_view.plural(n_sent, 'turn')} sent with the next message{takes}"
-    status.tell(sent if n <= n_ctx else f"{sent}, as far as they fit")
-    if conversation.n_turns > n_sent:
-        older = stats_view.plural(conversation.n_turns - n_sent, "older turn")
-        status.tell(f"{older} no longer sent (kept in the saved conversation)")
+        if chat.listed:
+            chat.picks = "model"
+            chat.status.tell("a number goes on with that one, and a draft that matches it")
 
 
 def complete_set(_chat: ChatSession, _words: str) -> Iterable[str]:

@@ -6,7 +6,6 @@ What was typed before the prompt appeared is fed to it first.
 from __future__ import annotations
 
 import codecs
-import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -24,6 +23,7 @@ from prompt_toolkit.keys import Keys
 from prompt_toolkit.layout.processors import TabsProcessor
 from prompt_toolkit.output import ColorDepth, create_output
 from prompt_toolkit.shortcuts import CompleteStyle
+from specgguf.cli.chat.input.ahead import Ahead
 from specgguf.cli.chat.input.paste import Pastes
 from specgguf.cli.chat.input.prompt import MORE, PROMPT, Complete, Typed, is_open, readable, typed
 from specgguf.cli.keyboard import Keyboard
@@ -34,8 +34,6 @@ for _modifier in (2, 3, 4):
     for _sequence in (f"\x1b[13;{_modifier}u", f"\x1b[27;{_modifier};13~"):
         ANSI_SEQUENCES[_sequence] = (Keys.Escape, Keys.ControlM)
 
-_SEQUENCE = re.compile("\x1b\\[20[01]~|\x1b\\[[0-9;]*[A-Za-z~]|[\x00-\x08\x0b\x0c\x0e-\x1f]")
-
 
 class LineEditor:
     """See the module; a `Reader`."""
@@ -45,7 +43,7 @@ class LineEditor:
     ) -> None:
         self._keyboard = keyboard
         self._status = status
-        self._history = _history(history)
+        self._history = open_history(history)
         self._pastes = Pastes()
         self._input = _Input(sys.stdin)
         self._literal = False
@@ -80,16 +78,11 @@ class LineEditor:
 
     def close(self) -> None:
         """See `Reader`."""
-        text = ""
+        bursts = []
         with self._keyboard.reading():
             while burst := self._keyboard.take():
-                text += burst.decode("utf-8", "replace")
-        self._remember(_SEQUENCE.sub("", text.replace("\r", "\n")).strip("\n"))
-
-    def _remember(self, text: str) -> None:
-        text = text.encode("utf-8", "replace").decode()
-        if text.strip() and self._history.get_strings()[-1:] != [text]:
-            self._history.append_string(text)
+                bursts.append(burst)
+        append(self._history, Ahead.of(bursts).messages)
 
     def _keys(self) -> KeyBindings:
         keys = KeyBindings()
@@ -105,7 +98,7 @@ class LineEditor:
                 buffer.insert_text("\n")
             else:
                 self._literal = pasted
-                self._remember(self._pastes.expand(buffer.text))
+                append(self._history, [self._pastes.expand(buffer.text)])
                 event.app.exit(result=buffer.text)
 
         @keys.add("escape", "enter")
@@ -128,7 +121,7 @@ class LineEditor:
         def _(event: Any) -> None:
             buffer = event.current_buffer
             if buffer.text:
-                self._remember(self._pastes.expand(buffer.text))
+                append(self._history, [self._pastes.expand(buffer.text)])
                 self._pastes.clear()
                 buffer.reset()
             else:
@@ -162,7 +155,16 @@ class _Words(Completer):
             yield Completion(text, start_position=-n_replaced, display_meta=about)
 
 
-def _history(path: Path | None) -> History:
+def append(history: History, messages: Iterable[str]) -> None:
+    """Keep `messages`, but one that was just kept."""
+    for message in messages:
+        text = message.encode("utf-8", "replace").decode()
+        if text.strip() and history.get_strings()[-1:] != [text]:
+            history.append_string(text)
+
+
+def open_history(path: Path | None) -> History:
+    """The history in the file `path`, or one that is forgotten."""
     if path is None:
         return InMemoryHistory()
     try:

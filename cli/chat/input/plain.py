@@ -17,9 +17,10 @@ ERASE_CHARACTER, ERASE_WORD, ERASE_LINE, END = "\x7f\b", "\x17", "\x15", "\x04"
 class PlainReader:
     """See the module; a `Reader`."""
 
-    def __init__(self, keyboard: Keyboard, status: StatusOutput) -> None:
+    def __init__(self, keyboard: Keyboard, status: StatusOutput, prompt: str = PROMPT) -> None:
         self._keyboard = keyboard
         self._status = status
+        self._prompt = prompt
 
     def read(self) -> Typed:
         """See `Reader`."""
@@ -27,7 +28,7 @@ class PlainReader:
             return self._lines()
         with self._keyboard.reading():
             while True:
-                self._status.raw(PROMPT)
+                self._status.raw(self._prompt)
                 line = _Line(self._keyboard, self._status)
                 try:
                     return line.read()
@@ -40,7 +41,7 @@ class PlainReader:
         """See `Reader`; there is no history here."""
 
     def _lines(self) -> Typed:
-        text = self._line(PROMPT)
+        text = self._line(self._prompt)
         while is_open(text):
             text += "\n" + self._line(MORE)
         return typed(readable(text, self._status))

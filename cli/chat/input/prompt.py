@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 from specgguf.cli.terminal.status import StatusOutput
 
 QUOTES = '"""'
-PROMPT = "> "
+PROMPT, PLAIN_PROMPT = "> ", "You: "
 MORE = "… "
 
 # Given the words typed so far, what could stand next: (text, replaced characters, description).

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from specgguf.cli.chat.input import prompt
@@ -18,13 +19,28 @@ def capable() -> bool:
 
 
 def open_reader(
-    keyboard: Keyboard, status: StatusOutput, *, history: Path | None, complete: prompt.Complete, color: bool
+    keyboard: Keyboard,
+    status: StatusOutput,
+    *,
+    history: Path | None,
+    complete: prompt.Complete,
+    color: bool,
+    plain: bool = False,
 ) -> prompt.Reader:
-    """The best reader that the terminal allows."""
-    if capable() and keyboard.held:
+    """The best reader that the terminal allows; with `plain` the one that moves no cursor, and prompts in words."""
+    if capable() and not plain and keyboard.held:
         from specgguf.cli.chat.input.editor import LineEditor
 
         return LineEditor(keyboard, status, history=history, complete=complete, color=color)
     from specgguf.cli.chat.input.plain import PlainReader
 
-    return PlainReader(keyboard, status)
+    return PlainReader(keyboard, status, prompt.PLAIN_PROMPT if plain else prompt.PROMPT)
+
+
+def remember(history: Path | None, bursts: Sequence[bytes]) -> None:
+    """Put what was typed and never sent into the file `history`, where there is one."""
+    from specgguf.cli.chat.input import editor
+    from specgguf.cli.chat.input.ahead import Ahead
+
+    if history is not None:
+        editor.append(editor.open_history(history), Ahead.of(bursts).messages)

@@ -49,7 +49,8 @@ class Autosave:
         return self.session.unanswered if self.session is not None and self._enabled and not self.unsaved else ()
 
     def describe(self, **about: Any) -> None:
-        """What is written beside the messages from now on: `model`, `draft_model`, `settings`, `branches`."""
+        """What is written beside the messages from now on, by the names of `Session`'s fields: values, or what gives
+        them."""
         self._about.update(about)
 
     def open(self, session: Session) -> None:
@@ -186,7 +187,8 @@ class Autosave:
     def _up_to_date(self, session: Session, messages: Sequence[Message]) -> Session:
         session.messages = [dict(m) for m in messages]
         for key, value in self._about.items():
-            setattr(session, key, list(value) if isinstance(value, list) else value)
+            now = value() if callable(value) else value
+            setattr(session, key, list(now) if isinstance(now, list) else now)
         return session
 
     def _write(self, messages: Sequence[Message]) -> None:

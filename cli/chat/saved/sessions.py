@@ -38,6 +38,7 @@ class Session:
         messages: OpenAI messages; an assistant's may carry `reasoning_content`.
         turns: of each answer that was ever given, when it came, how it ended, and llama.cpp's timings.
         branches: answers that another one replaced and turns that were taken back (see `branches`).
+        summary, n_summed: what is sent instead of the first messages after the system prompt, and of how many.
         settings: the settings that somebody had set, by name.
         model, draft_model: the references that load the same pair.
         pending: the last question, while it has no answer.
@@ -48,6 +49,8 @@ class Session:
     messages: list[dict[str, Any]] = field(default_factory=list)
     turns: list[dict[str, Any]] = field(default_factory=list)
     branches: list[dict[str, Any]] = field(default_factory=list)
+    summary: str = ""
+    n_summed: int = 0
     settings: dict[str, Any] = field(default_factory=dict)
     model: str = ""
     draft_model: str = ""

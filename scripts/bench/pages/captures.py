@@ -17,8 +17,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
@@ -29,14 +29,20 @@ FOLDER = Path(__file__).resolve().parents[3] / "docs" / "captures"
 PROGRAM = Path(sys.executable).with_name("specgguf")
 SESSION = "specgguf-captures"
 PATIENCE_S = 900
-DARK: dict[str, TerminalTheme] = {"dark": SVG_EXPORT_THEME}
-LIGHT: dict[str, TerminalTheme] = {"light": DEFAULT_TERMINAL_THEME}
+MIDWAY_S = 4  # more of the answer is to be seen
+DARK = {"dark": SVG_EXPORT_THEME}
+BOTH: dict[str, TerminalTheme] = {**DARK, "light": DEFAULT_TERMINAL_THEME}
 QUESTION = "What is a linked list, and when is it better than an array? Be brief."
 
 
 @dataclass(frozen=True)
 class Scene:
-    """A screen: its size, what is typed (and what must then appear), and how it is saved."""
+    """A screen: its size, what is typed (and what must then appear), and how it is saved.
+
+    Attributes:
+        midway: what is typed while the answer to the last step runs, once that shows how drafting goes; the screen is
+            saved then.
+    """
 
     name: str
     columns: int
@@ -44,17 +50,19 @@ class Scene:
     steps: Sequence[tuple[str, str]]
     flags: str = "--draft 4 --highlight"
     variables: str = ""
-    themes: Sequence[tuple[str, TerminalTheme]] = ()
+    themes: Mapping[str, TerminalTheme] = field(default_factory=dict)
+    midway: str = ""
 
 
 SCENES = (
-    Scene(
-        "chat-80", 80, 24, [(QUESTION, "tok/s"), ("/draft auto", "automatic")], themes=[*DARK.items(), *LIGHT.items()]
-    ),
-    Scene("stats-80", 80, 30, [(QUESTION, "tok/s"), ("/stats", "since the start")], themes=[*DARK.items()]),
-    Scene("chat-200", 200, 20, [(QUESTION, "tok/s"), ("/context", "sent with")], themes=[*DARK.items()]),
-    Scene("help-80", 80, 44, [("/help", "begins with a slash")], themes=[*DARK.items()]),
-    Scene("no-color", 80, 20, [(QUESTION, "tok/s")], variables="NO_COLOR=1", themes=[*DARK.items()]),
+    Scene("chat-80", 80, 24, [(QUESTION, "tok/s"), ("/draft auto", "automatic")], themes=BOTH),
+    Scene("chat-160", 160, 20, [(QUESTION, "tok/s"), ("/context", "sent with")], themes=BOTH),
+    Scene("live-80", 80, 16, [(QUESTION, "accepted |")], themes=BOTH, midway="And a deque"),
+    Scene("stats-80", 80, 30, [(QUESTION, "tok/s"), ("/stats", "since the start")], themes=DARK),
+    Scene("help-80", 80, 60, [("/help", "is never a")], themes=DARK),
+    Scene("race-80", 80, 24, [(QUESTION, "tok/s"), ("/race", "each, specgguf bench")], themes=DARK),
+    Scene("no-color", 80, 20, [(QUESTION, "tok/s")], variables="NO_COLOR=1", themes=DARK),
+    Scene("plain", 80, 20, [(QUESTION, "tok/s")], flags="--draft 4 --plain"),
     Scene("dumb", 80, 20, [(QUESTION, "tok/s")], variables="TERM=dumb"),
 )
 
@@ -63,13 +71,13 @@ def tmux(*arguments: str) -> str:
     return subprocess.run(["tmux", *arguments], check=True, capture_output=True, text=True).stdout
 
 
-def wait_for(text: str) -> None:
+def wait_for(text: str, *, prompt: bool = True) -> None:
     """Until the screen shows `text`, and a prompt after it."""
     end = time.monotonic() + PATIENCE_S
     while time.monotonic() < end:
         screen = tmux("capture-pane", "-p", "-t", SESSION)
         rest = screen.rpartition(text)[2] if text in screen else ""
-        if any(line.rstrip() == ">" for line in rest.splitlines()):
+        if (text in screen and not prompt) or any(line.rstrip() in (">", "You:") for line in rest.splitlines()):
             return
         time.sleep(0.5)
     sys.exit(f"'{text}' did not appear:\n{screen}")
@@ -86,7 +94,11 @@ def play(scene: Scene, flags: Sequence[str], home: str) -> str:
         for typed, seen in scene.steps:
             tmux("send-keys", "-t", SESSION, "-l", typed)
             tmux("send-keys", "-t", SESSION, "Enter")
-            wait_for(seen)
+            wait_for(seen, prompt=not scene.midway)
+        if scene.midway:
+            time.sleep(MIDWAY_S)
+            tmux("send-keys", "-t", SESSION, "-l", scene.midway)
+            wait_for(f"> {scene.midway}", prompt=False)
         return tmux("capture-pane", "-p", "-e", "-t", SESSION)
     finally:
         tmux("kill-session", "-t", SESSION)
@@ -97,7 +109,7 @@ def save(scene: Scene, screen: str) -> None:
     text = Text.from_ansi(screen.rstrip())
     if not scene.themes:
         (FOLDER / f"{scene.name}.txt").write_text(text.plain + "\n", encoding="utf-8")
-    for label, theme in scene.themes:
+    for label, theme in scene.themes.items():
         console = Console(record=True, width=scene.columns, file=io.StringIO(), force_terminal=True)
         console.print(text, soft_wrap=True)
         svg = console.export_svg(title=f"specgguf chat, {scene.columns} columns", theme=theme, unique_id="s")

@@ -1,7 +1,8 @@
 """A model's answers to 60 schemas: does every one that ends parse and validate, drafted and plain?
 
 scripts/bench/run schema-answers --model T.gguf [--draft-model D.gguf] [--n 60] [--save FILE]. Temperature
-0.8, short answers; an answer cut at its limit counts apart. `jsonschema` is needed.
+0.8, short answers; an answer cut at its limit counts apart. What FILE holds already is not asked again, so a long run
+may be stopped at any time and gone on with. `jsonschema` is needed.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ SCALARS: dict[str, dict[str, Any]] = {
 }
 FORMS = ("flat", "list", "nested", "union", "tree", "open")
 LIMIT = 160  # tokens
+N_DRAFT = 3
 
 
 def main() -> int:
@@ -42,20 +44,45 @@ def main() -> int:
     parser.add_argument("--n", type=int, default=60)
     parser.add_argument("--save", type=Path)
     options = parser.parse_args()
-    counts: collections.Counter[str] = collections.Counter()
-    faults: list[dict[str, Any]] = []
+    files = {
+        "model": Path(options.model).name,
+        "draft_model": Path(options.draft_model).name if options.draft_model else "ngram",
+    }
+    answers = read(options.save, files)
+    known = {(one["schema"], one["draft"]) for one in answers}
     with SpeculativeLlama(options.model, options.draft_model or "ngram", n_ctx=1024) as llm:
         for i, (noun, schema) in enumerate(itertools.islice(schemas(), options.n)):
-            for draft in (3, "off"):
+            for draft in (N_DRAFT, "off"):
+                if (i, draft) in known:
+                    continue
                 what, text = answer(llm, noun, schema, seed=i, draft=draft)
-                counts[f"{what}, {'plain' if draft == 'off' else 'drafted'}"] += 1
-                if what == "wrong":
-                    faults.append({"schema": schema, "draft": draft, "text": text})
-    result = {"n": options.n, "model": Path(options.model).name, **counts, "faults": faults}
-    print(json.dumps(result, indent=1, ensure_ascii=False))
-    if options.save is not None:
-        options.save.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
-    return int(bool(faults))
+                answers.append({"schema": i, "draft": draft, "what": what, "text": text})
+                if options.save is not None:
+                    options.save.write_text(written(files | summary(answers) | {"answers": answers}))
+    print(json.dumps(files | summary(answers), indent=1, ensure_ascii=False))
+    return int(any(one["what"] == "wrong" for one in answers))
+
+
+def read(path: Path | None, files: dict[str, str]) -> list[dict[str, Any]]:
+    """The answers that `path` holds; none where it is not there, or of other files."""
+    if path is None or not path.exists():
+        return []
+    saved = json.loads(path.read_text())
+    answers: list[dict[str, Any]] = saved["answers"] if files.items() <= saved.items() else []
+    return answers
+
+
+def summary(answers: list[dict[str, Any]]) -> dict[str, Any]:
+    """How many schemas, and what became of the answers."""
+    counts = collections.Counter(f"{one['what']}, {'plain' if one['draft'] == 'off' else 'drafted'}" for one in answers)
+    return {"n": len({one["schema"] for one in answers}), **dict(sorted(counts.items()))}
+
+
+def written(result: dict[str, Any]) -> str:
+    """As JSON, an answer a line."""
+    lines = ",\n".join("  " + json.dumps(one, ensure_ascii=False) for one in result["answers"])
+    head = json.dumps({k: v for k, v in result.items() if k != "answers"}, indent=1)
+    return head.removesuffix("\n}") + f',\n "answers": [\n{lines}\n ]\n}}\n'
 
 
 def schemas() -> Iterator[tuple[str, dict[str, Any]]]:

@@ -14,7 +14,7 @@ from typing import Any
 from specgguf.config import DraftConfig, SamplingParams, did_you_mean
 from specgguf.errors import ConfigError, SpecggufError
 from specgguf.serve.config import ANY_MODEL
-from specgguf.text.arguments import draft_config
+from specgguf.text.arguments import draft_config, tool_request
 
 from .fields import ALIASES, CHAT, COMPLETION, IGNORED, MAX_ANSWERS, Check, short
 
@@ -62,8 +62,8 @@ class Call:
 # --- from bytes to a mapping ------------------------------------------------------------------------------
 
 
-def read(data: bytes) -> Json:
-    """The JSON object that `data` holds.
+def read(data: bytes, what: str = "the body") -> Json:
+    """The JSON object that `data` holds; `what` is its name in errors.
 
     Raises:
         BadRequest: no UTF-8, no JSON, no object; nested too deeply, or a character that is none.
@@ -71,14 +71,14 @@ def read(data: bytes) -> Json:
     try:
         body = json.loads(data.decode(), parse_constant=_no_constant)
     except UnicodeDecodeError as error:
-        raise BadRequest(f"the body is not UTF-8: byte {error.start}") from error
+        raise BadRequest(f"{what} is not UTF-8: byte {error.start}") from error
     except RecursionError:
-        raise BadRequest("the body is nested too deeply") from None
+        raise BadRequest(f"{what} is nested too deeply") from None
     except ValueError as error:
-        raise BadRequest(f"the body is not JSON: {error}") from error
+        raise BadRequest(f"{what} is not JSON: {error}") from error
     if not isinstance(body, dict):
-        raise BadRequest("the body must be a JSON object")
-    _check_values(body)
+        raise BadRequest(f"{what} must be a JSON object")
+    _check_values(body, what)
     return body
 
 
@@ -86,7 +86,7 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON value")
 
 
-def _check_values(body: Json) -> None:
+def _check_values(body: Json, what: str) -> None:
     level: list[Any] = [body]
     for _ in range(MAX_DEPTH):
         below: list[Any] = []
@@ -100,7 +100,7 @@ def _check_values(body: Json) -> None:
         level = below
         if not level:
             return
-    raise BadRequest(f"the body is nested more than {MAX_DEPTH} deep")
+    raise BadRequest(f"{what} is nested more than {MAX_DEPTH} deep")
 
 
 def _check_text(text: str) -> None:
@@ -153,11 +153,32 @@ def chat_call(body: Json, *, models: Collection[str], defaults: Mapping[str, Any
             raise BadRequest("chat_template_kwargs takes enable_thinking: true or false", param="chat_template_kwargs")
         values.setdefault("enable_thinking", value)
     effort = values.pop("reasoning_effort", None)
-    if effort == "none":
-        values.setdefault("enable_thinking", False)
+    if effort is not None and effort != "minimal":
+        values.setdefault("enable_thinking", effort != "none")
     if values.get("top_logprobs") and not values.get("logprobs"):
         raise BadRequest("top_logprobs needs logprobs: true", param="top_logprobs")
-    return _call(values, defaults, ignored)
+    form = values.pop("response_format", None)
+    return _with_form(_call(values, defaults, ignored), form)
+
+
+def _with_form(call: Call, form: Any) -> Call:
+    """`call`, its answer restricted as `response_format` and the tools want it; schemas may take long to read."""
+    tools, choice = call.keywords.get("tools"), call.keywords.get("tool_choice")
+    try:
+        grammar = tool_request(tools, choice, form).grammar
+    except SpecggufError as error:
+        named = [name for name in ("tool_choice", "tools", "response_format") if str(error).startswith(name)]
+        raise _refused(error, named[0] if named else "tools" if form is None else "response_format") from error
+    if grammar is None:
+        return call
+    if "grammar" in call.keywords:
+        what = "tool_choice" if form is None else "response_format"
+        raise BadRequest(f"grammar and {what} both restrict the answer: give one", param="grammar")
+    return replace(call, keywords={**call.keywords, "grammar": grammar})
+
+
+def _refused(error: SpecggufError, param: str | None) -> BadRequest:
+    return BadRequest(f"{error} ({error.hint})" if error.hint else str(error), param=param)
 
 
 def _checked(
@@ -180,11 +201,11 @@ def _checked(
             continue
         try:
             checked = check(name, value)
-        except (ConfigError, SpecggufError) as error:
+        except SpecggufError as error:
             if lenient and name in IGNORED:
                 ignored.append(name)
                 continue
-            raise BadRequest(str(error), param=name) from error
+            raise _refused(error, name) from error
         if name not in IGNORED:
             values[name] = checked
     for name, ours in ALIASES.items():
@@ -220,5 +241,5 @@ def _call(values: Json, defaults: Mapping[str, Any], ignored: tuple[str, ...]) -
         draft_config(DraftConfig(), values.get("draft"), values.get("draft_max"))
     except ConfigError as error:
         param = next((name for name in values if str(error).startswith(name)), None)
-        raise BadRequest(str(error), param=param) from error
+        raise _refused(error, param) from error
     return Call(keywords, bool(options.get("include_usage")), n, ignored=ignored)

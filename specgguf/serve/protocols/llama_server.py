@@ -25,8 +25,11 @@ class Engine(Protocol):
     def create_completion(self) -> Callable[..., Any]: ...
     @property
     def metadata(self) -> dict[str, str]: ...
+    def compile_grammar(self, grammar: Any) -> Any: ...
     def n_ctx(self) -> int: ...
     def n_vocab(self) -> int: ...
+    def token_bos(self) -> int: ...
+    def token_eos(self) -> int: ...
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]: ...
     def detokenize(self, tokens: list[int], prev_tokens: object = None, special: bool = False) -> bytes: ...
     def render(self, messages: Any, *, tools: Any = None, enable_thinking: bool | None = None) -> list[int]: ...
@@ -38,7 +41,7 @@ def completion_reply(engine: Engine, config: ServeConfig, body: Json) -> Reply:
     call = completion_call(given, models=config.names, defaults=config.defaults, lenient=config.lenient)
     if len(call.prompts) > 1 or call.n > 1:
         raise BadRequest("/completion takes one prompt: /v1/completions takes several", param="prompt")
-    made = reply_of(engine.create_completion, call, config)
+    made = reply_of(engine, engine.create_completion, call, config)
     return Reply(made.work, made.stream, made.model, _shape, partial(_Events), made.headers)
 
 
@@ -96,16 +99,17 @@ class _Events:
 # --- without a generation -----------------------------------------------------------------------------------
 
 
-def tokenize(engine: Engine, body: Json) -> Json:
-    """`/tokenize`: {"content", "add_special": false, "parse_special": true, "with_pieces": false}."""
+def tokenize(engine: Engine, body: Json, *, named: str = "content") -> Json:
+    """`/tokenize`: {"content", "add_special": false, "parse_special": true, "with_pieces": false}; `named` is what the
+    client calls the content."""
     text = body.get("content")
     if not isinstance(text, str):
-        raise BadRequest("content must be a text", param="content")
+        raise BadRequest(f"{named} must be a text", param=named)
     if len(text) > 16 * engine.n_ctx():
-        raise BadRequest(f"content is longer than 16 characters for each of {engine.n_ctx()} tokens", param="content")
+        raise BadRequest(f"{named} is longer than 16 characters for each of {engine.n_ctx()} tokens", param=named)
     parse = _switch(body, "parse_special", True)
     if parse and text.count("<") + text.count("[") > engine.n_ctx():
-        raise BadRequest("content may hold more special tokens than the context holds", param="content")
+        raise BadRequest(f"{named} may hold more special tokens than the context holds", param=named)
     tokens = engine.tokenize(text.encode(), _switch(body, "add_special", False), parse)
     if not _switch(body, "with_pieces", False):
         return {"tokens": tokens}
@@ -113,11 +117,12 @@ def tokenize(engine: Engine, body: Json) -> Json:
 
 
 def detokenize(engine: Engine, body: Json) -> Json:
-    """`/detokenize`: {"tokens"}."""
+    """`/detokenize`: {"tokens"}. The text is called prompt, too: by vLLM."""
     tokens = body.get("tokens")
     if not isinstance(tokens, list) or not all(isinstance(t, int) and not isinstance(t, bool) for t in tokens):
         raise BadRequest("tokens must be a list of token ids", param="tokens")
-    return {"content": engine.detokenize(tokens, special=True).decode("utf-8", "replace")}
+    text = engine.detokenize(tokens, special=True).decode("utf-8", "replace")
+    return {"content": text, "prompt": text}
 
 
 def apply_template(engine: Engine, body: Json) -> Json:

@@ -25,14 +25,15 @@ class Engine(Protocol):
     def create_completion(self) -> Callable[..., Any]: ...
     @property
     def create_chat_completion(self) -> Callable[..., Any]: ...
+    def compile_grammar(self, grammar: Any) -> Any: ...
 
 
 def completion_reply(engine: Engine, config: ServeConfig, body: Json) -> Reply:
     """`/v1/completions`."""
     call = completion_call(body, models=config.names, defaults=config.defaults, lenient=config.lenient)
     if call.keywords.get("max_tokens") == 0:
-        return reply_of(partial(_without_answer, engine.create_completion), call, config)
-    return reply_of(engine.create_completion, call, config)
+        return reply_of(engine, partial(_without_answer, engine.create_completion), call, config)
+    return reply_of(engine, engine.create_completion, call, config)
 
 
 def _without_answer(create: Callable[..., Json], **keywords: Any) -> Json:
@@ -51,7 +52,7 @@ def _without_answer(create: Callable[..., Json], **keywords: Any) -> Json:
 
 def chat_reply(engine: Engine, config: ServeConfig, body: Json) -> Reply:
     """`/v1/chat/completions`."""
-    return reply_of(engine.create_chat_completion, checked_chat(config, body), config)
+    return reply_of(engine, engine.create_chat_completion, checked_chat(config, body), config)
 
 
 def checked_chat(config: ServeConfig, body: Json) -> Call:
@@ -61,9 +62,17 @@ def checked_chat(config: ServeConfig, body: Json) -> Call:
     return chat_call(body, models=config.names, defaults=defaults, lenient=config.lenient)
 
 
-def reply_of(create: Callable[..., Any], call: Call, config: ServeConfig) -> Reply:
-    """The engine's work for `call`."""
+class Compiles(Protocol):
+    """What makes a grammar ready for any number of answers."""
+
+    def compile_grammar(self, grammar: Any) -> Any: ...
+
+
+def reply_of(engine: Compiles, create: Callable[..., Any], call: Call, config: ServeConfig) -> Reply:
+    """The engine's work for `call`. A grammar is compiled here, before the request waits for the engine."""
     model = call.keywords.setdefault("model", config.name)
+    if (grammar := call.keywords.get("grammar")) is not None:
+        call.keywords["grammar"] = engine.compile_grammar(grammar)
     prompts = [{"prompt": prompt} for prompt in call.prompts] or [{}]
     asked = [call.keywords | prompt for prompt in prompts]
     creates = [partial(create, **keywords) for one in asked for keywords in several.seeded(one, call.n)]

@@ -37,7 +37,7 @@ REFUSED = {
 def responses_reply(engine: openai.Engine, config: ServeConfig, body: Json) -> Reply:
     """`/v1/responses`."""
     call = openai.checked_chat(config, chat_body(body))
-    made = openai.reply_of(engine.create_chat_completion, call, config)
+    made = openai.reply_of(engine, engine.create_chat_completion, call, config)
     asked = {name: body.get(name) for name in ("instructions", "temperature", "top_p", "max_output_tokens", "metadata")}
     asked |= {"tools": body.get("tools") or [], "tool_choice": body.get("tool_choice") or "auto"}
     begin = partial(_response, made.model, asked)

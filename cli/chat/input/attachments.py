@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from specgguf.cli.terminal.progress import human_bytes
+
 from specgguf.errors import ConfigError, ContextFull
 
 MAX_FILE = 2**26  # bytes
@@ -109,7 +111,7 @@ def read_text(path: Path) -> str:
         if path.exists() and not path.is_file() and not path.is_dir():
             raise ConfigError(f"{path} is not a file")  # a device or a pipe may never end
         if path.stat().st_size > MAX_FILE:
-            raise ConfigError(f"{path} is larger than {MAX_FILE // 2**20} MiB")
+            raise ConfigError(f"{path} is larger than {human_bytes(MAX_FILE)}")
         return path.read_text(encoding="utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text") from error

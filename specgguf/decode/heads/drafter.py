@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Protocol
 
+from specgguf.decode.drafters import Proposal, Scores
+from specgguf.decode.records import Draft, KeepDrafting, ToDistribution
+from specgguf.decode.sampling import Distribution, Logits, Rng, draw
+from specgguf.decode.sequence import CachedSequence, Forward
 from specgguf.errors import ConfigError
-
-from .drafters import Proposal, Scores
-from .records import Draft, KeepDrafting, ToDistribution
-from .sampling import Distribution, Logits, Rng, draw
-from .sequence import CachedSequence, Forward
 
 
 class HeadSequence(CachedSequence, Protocol):
@@ -35,14 +34,21 @@ class HeadDrafter:
     Args:
         heads: by depth.
         eog: end-of-generation ids.
+        n_ctx: how many tokens they may hold; None takes the first one's context.
     """
 
     def __init__(
-        self, heads: Sequence[HeadSequence], name: str = "heads", *, eog: frozenset[int] = frozenset()
+        self,
+        heads: Sequence[HeadSequence],
+        name: str = "heads",
+        *,
+        eog: frozenset[int] = frozenset(),
+        n_ctx: int | None = None,
     ) -> None:
         self.heads = heads
         self.name = name
         self._eog = eog | heads[0].eog
+        self._n_ctx = n_ctx or heads[0].n_ctx
 
     def propose(
         self,
@@ -52,13 +58,11 @@ class HeadDrafter:
         rng: Rng,
         keep_drafting: KeepDrafting,
     ) -> Proposal:
-        heads = self.heads[:n_max]
-        n_max = min(n_max, heads[0].n_ctx - len(committed) if heads else 0)
-        if len(self.heads) > 1:
-            n_max = min(n_max, len(heads))
+        n_max = min(n_max, self._n_ctx - len(committed), len(self.heads) if len(self.heads) > 1 else n_max)
         if n_max <= 0:
             return Draft()
-        n_prefilled = len(committed) - min([head.reuse(committed[:-1]) for head in heads][:1])
+        heads = self.heads[:n_max]
+        kept = [head.reuse(committed[:-1]) for head in heads]
         if heads[0].n_readable < len(committed):
             return Draft()
         text, tokens, probs = list(committed), list[int](), list[Distribution]()
@@ -76,7 +80,7 @@ class HeadDrafter:
             text.append(tokens[-1])
             if len(tokens) == n_max or tokens[-1] in self._eog or not keep_drafting(len(tokens), None):
                 break
-        return Draft(tuple(tokens), tuple(probs), self.name if tokens else "", n_prefilled)
+        return Draft(tuple(tokens), tuple(probs), self.name if tokens else "", len(committed) - kept[0])
 
     def score(
         self,
@@ -84,12 +88,12 @@ class HeadDrafter:
         probs: Sequence[Distribution],
         distribution: ToDistribution,
     ) -> Generator[Forward, Logits, Scores]:
-        """One pass of the first head, over all that it has not read: unlike a draft model it can skip nothing, since
+        """One forward pass of the first head, over all that it has not read: unlike a draft model it can skip nothing, since
         each token is read with the state before it."""
         head = self.heads[0]
         kept = head.reuse(committed[:-1])
         n = min(len(probs), len(committed) - 1 - kept)
-        if n <= 0 or head.n_readable < len(committed) or len(committed) > head.n_ctx:
+        if n <= 0 or head.n_readable < len(committed) or len(committed) > self._n_ctx:
             return ()
         rows = yield Forward(head, committed[kept:-1], n)
         scores = []

@@ -1,0 +1,82 @@
+"""How long a context, and how many texts at once, the free memory of this machine holds for a pair.
+
+It reads heads of files and does arithmetic; it loads nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specgguf.cli.pairing import ChosenPair
+from specgguf.cli.settings import Settings
+
+from specgguf.config import require_whole
+from specgguf.errors import SpecggufError
+
+if TYPE_CHECKING:
+    from specgguf.fit.search import Plan
+
+
+def keywords(settings: Settings, pair: ChosenPair, n_max: int) -> dict[str, Any]:
+    """The keywords for several texts at once: as many as the settings say, or as fit, at most `n_max`; none where the
+    memory of the target takes sequences one after the other anyway."""
+    n_parallel, cache_tokens = settings["n_parallel"], settings["cache_tokens"]
+    if n_parallel is None:
+        n_parallel = how_many(settings, pair, n_max)
+    found = {"n_parallel": n_parallel, "cache_tokens": cache_tokens}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def check(settings: Settings) -> None:
+    """Raise ConfigError for numbers that are none, before anything is loaded."""
+    for name, least in (("n_parallel", 1), ("cache_tokens", 2)):
+        if settings[name] is not None:
+            require_whole(name, settings[name], least)
+
+
+def how_many(settings: Settings, pair: ChosenPair, n_max: int) -> int:
+    """So many texts at once fit with their contexts; 1 for recurrent memories."""
+    from specgguf.fit.footprint import footprint
+
+    plan = plan_of(settings, pair)
+    if 0 in plan.target.hparams.k_width:
+        return 1
+    n_ctx = int(settings["n_ctx"] or plan.target.n_ctx)
+    for n in sorted({n_max, *(2**k for k in range(1, n_max.bit_length()))}, reverse=True):
+        target = replace(plan.target, n_ctx=n * n_ctx)
+        draft = replace(plan.draft, n_ctx=n * n_ctx) if plan.draft is not None else None
+        if 1 < n <= n_max and footprint(target, draft, plan.machine).fits:
+            return int(n)
+    return 1
+
+
+def largest_n_ctx(settings: Settings, pair: ChosenPair) -> int:
+    """The longest context with which the pair fits into this machine's free memory.
+
+    Raises:
+        SpecggufError: it fits with none.
+    """
+    from specgguf.fit import search
+
+    n_ctx: int = search.largest_n_ctx(plan_of(settings, pair))
+    if not n_ctx:
+        raise SpecggufError("this pair does not fit into the free memory", hint="specgguf fit shows what would")
+    return int(n_ctx)
+
+
+def plan_of(settings: Settings, pair: ChosenPair) -> Plan:
+    """The pair on this machine, loaded as the settings say."""
+    from specgguf.fit import search
+    from specgguf.fit.footprint import LoadParams
+    from specgguf.fit.hardware import this_machine
+    from specgguf.models import remote_header
+
+    def load(path: Path, prefix: str) -> LoadParams:
+        names = ("n_gpu_layers", "flash_attn", "type_k", "type_v")
+        given = {n: settings[prefix + n] for n in names if settings[prefix + n] is not None}
+        return LoadParams(remote_header.read(str(path)).hparams, **given)
+
+    draft = load(pair.draft_model, "draft_") if isinstance(pair.draft_model, Path) else None
+    return search.Plan(this_machine(), load(pair.model, ""), draft)

@@ -1,0 +1,163 @@
+"""A crowd of honest clients beside a bomb, a leaver and an idle connection every second: is everybody served?
+
+scripts/bench/run crowd --model M.gguf [--draft-model D.gguf] [--clients 64] [--seconds 600] [--save FILE]. An honest
+client asks for a few tokens, whole or as a stream, again and again; where the queue is full it comes back when it is
+told to. A bomb is a grammar that takes long, or a prompt of special tokens; a leaver goes after its first bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import http.client
+import json
+import random
+import socket
+import statistics
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from bench.attacks.child import Child, serving
+
+WAIT_S = 120.0  # an honest client that waits so long was not served
+HONEST: dict[str, Any] = {"messages": [{"role": "user", "content": "a word list"}], "max_tokens": 8, "temperature": 0.5}
+CHAT = "/v1/chat/completions"
+JSON = {"content-type": "application/json"}
+NESTED = "root ::= " + "(" * 60 + '"a"?' + ")*" * 60
+BOMBS: tuple[dict[str, Any], ...] = (
+    {**HONEST, "grammar": NESTED},
+    {**HONEST, "grammar": 'root ::= "a"{1000000000}'},
+    {**HONEST, "response_format": {"type": "json_object", "schema": {"enum": list(range(20_000))}}},
+    {**HONEST, "response_format": {"type": "json_object", "schema": {"pattern": "^((a{1,900}){1,900}){1,900}$"}}},
+    {**HONEST, "messages": [{"role": "user", "content": "<|im_end|>" * 50_000}]},
+    {**HONEST, "max_tokens": None, "ignore_eos": True},
+)
+
+
+def main() -> int:
+    """Run the crowd, print what became of everybody, save."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--draft-model")
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--save", type=Path)
+    options = parser.parse_args()
+    with serving(options.model, options.draft_model, "--queue", "128", "--time-limit", "5") as child:
+        crowd = Crowd(child, options.seconds)
+        crowd.run(options.clients)
+        health, rss_mb = child.health(), child.rss_mb()
+    seconds = sorted(crowd.seconds)
+    result = {
+        "n_clients": options.clients,
+        "seconds": options.seconds,
+        "honest": dict(sorted(crowd.honest.items())),
+        "least_served": min(crowd.served.values(), default=0),
+        "answer_s": {
+            "median": round(statistics.median(seconds), 2),
+            "p95": round(seconds[int(0.95 * len(seconds))], 2),
+            "max": round(seconds[-1], 2),
+        },
+        "bombs": dict(sorted(crowd.bombs.items())),
+        "n_leavers": crowd.n_leavers,
+        "n_idle": crowd.n_idle,
+        "health": health,
+        "rss_mb": [crowd.begun_mb, rss_mb],
+        "faults": crowd.faults[:50],
+    }
+    print(json.dumps(result, indent=1))
+    if options.save is not None:
+        options.save.write_text(json.dumps(result, indent=1) + "\n")
+    return int(bool(crowd.faults) or health != "ok" or len(crowd.served) < options.clients)
+
+
+class Crowd:
+    """Everybody, and what became of them."""
+
+    def __init__(self, child: Child, seconds: float) -> None:
+        self.honest: collections.Counter[str] = collections.Counter()
+        self.served: collections.Counter[int] = collections.Counter()  # answers of each client
+        self.bombs: collections.Counter[str] = collections.Counter()
+        self.seconds: list[float] = []  # of answers, from the first time that they were asked for
+        self.faults: list[str] = []
+        self.n_leavers = self.n_idle = 0
+        self.begun_mb = child.rss_mb()
+        self._child = child
+        self._end = time.monotonic() + seconds
+        self._lock = threading.Lock()
+
+    def run(self, n: int) -> None:
+        """Until the time is up, and everybody has their last answer."""
+        threads = [threading.Thread(target=self._client, args=(i,)) for i in range(n)]
+        threads += [threading.Thread(target=self._each_second, args=(what,)) for what in (self._bomb, self._leave)]
+        for thread in threads:
+            thread.start()
+        with contextlib.ExitStack() as stack:
+            while time.monotonic() < self._end:
+                with contextlib.suppress(OSError):
+                    stack.enter_context(socket.create_connection(self._child.address, timeout=WAIT_S))
+                    self.n_idle += 1
+                time.sleep(1.0)
+        for thread in threads:
+            thread.join()
+
+    def _client(self, i: int) -> None:
+        source = random.Random(i)
+        while time.monotonic() < self._end:
+            started, body = time.monotonic(), {**HONEST, "stream": source.random() < 0.5, "user": f"client {i}"}
+            while (status := self._ask(body)) in ("429", "503") and time.monotonic() < started + WAIT_S:
+                self.honest[f"{status}, asked again"] += 1
+                time.sleep(source.uniform(0.5, 2.0))
+            with self._lock:
+                self.honest[status] += 1
+                self.seconds.append(time.monotonic() - started)
+                if status == "200":
+                    self.served[i] += 1
+                else:
+                    self.faults.append(f"client {i}: {status}")
+
+    def _ask(self, body: dict[str, Any]) -> str:
+        connection = http.client.HTTPConnection(*self._child.address, timeout=WAIT_S)
+        try:
+            connection.request("POST", CHAT, json.dumps(body), JSON)
+            answer = connection.getresponse()
+            text = answer.read()
+            cut = answer.status == 200 and body.get("stream") and not text.endswith(b"data: [DONE]\n\n")
+            return f"{answer.status}, cut" if cut else str(answer.status)
+        except (OSError, http.client.HTTPException) as error:
+            return type(error).__name__
+        finally:
+            connection.close()
+
+    def _each_second(self, what: Any) -> None:
+        i, running = 0, []
+        while time.monotonic() < self._end:
+            running.append(threading.Thread(target=what, args=(i,)))
+            running[-1].start()
+            i += 1
+            time.sleep(1.0)
+        for thread in running:
+            thread.join()
+
+    def _bomb(self, i: int) -> None:
+        status = self._ask(BOMBS[i % len(BOMBS)])
+        with self._lock:
+            self.bombs[status] += 1
+            if status[:1] == "5" and status != "503":
+                self.faults.append(f"bomb {i % len(BOMBS)}: {status}")
+
+    def _leave(self, i: int) -> None:
+        data = json.dumps({**HONEST, "stream": bool(i % 2), "max_tokens": None}).encode()
+        head = (
+            f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(data)}"
+        )
+        with contextlib.suppress(OSError), socket.create_connection(self._child.address, timeout=WAIT_S) as connection:
+            connection.sendall(head.encode() + b"\r\n\r\n" + data)
+            connection.settimeout(1.0)
+            with contextlib.suppress(TimeoutError):
+                connection.recv(10)
+        with self._lock:
+            self.n_leavers += 1

@@ -1,0 +1,6 @@
+"""Devices of other machines: ggml's RPC backend, which is experimental and ends the process over a lost connection.
+
+So a model whose layers lie on workers is loaded in a child process, and everything else stays here: `remote` is what
+the rest of `native` sees of it, `child` is the process itself, `wire` asks a worker about itself without llama.cpp,
+`placement` says which layers go where, `server` is the worker. It knows nothing of drafting, text or requests.
+"""

@@ -1,0 +1,279 @@
+"""Slimmed drafts: logits of kept ids are the full model's, bit for bit; refusals; files that are whole or not there."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support import models, requantize, tiny
+from support.tiny_archs import write_dense
+
+from specgguf import ConfigError, ModelNotFound, SamplingParams, SpecggufError, SpeculativeLlama, Unsupported
+from specgguf.fit import slimming
+from specgguf.fit.token_ranking import pieces, ranked_ids
+from specgguf.models import header, slim
+from specgguf.native import devices, vocab
+from specgguf.native.context import Model
+from specgguf.native.mapped.pair import vocab_map
+from specgguf.native.mapped.slimmed import SlimmedWeights, open_draft
+from specgguf.native.weights import Weights
+
+WORDS = [f" word{i}" for i in range(40)] + [" the", " of", " list", "ing", "日本", " return", "def"]
+THREAD = {"n_threads": 1, "n_threads_batch": 1}
+
+
+def whole(vocab: tiny.Vocab) -> tiny.Vocab:
+    """With so many more words that kernels take the same tiles as for real vocabularies: a multiple of 64."""
+    n = -len(vocab) % 64 + 128
+    more = [f"{'▁' if vocab.model == 'llama' else 'Ġ'}more{i}".encode() for i in range(n)]
+    return dataclasses.replace(
+        vocab,
+        texts=[*vocab.texts, *more],
+        types=[*vocab.types, *[tiny.NORMAL] * n],
+        bias=np.append(vocab.bias, np.full(n, 0.5)),
+    )
+
+
+BPE, SENTENCEPIECE = whole(tiny.byte_level(WORDS)), whole(tiny.chat())
+WRITERS: dict[str, Callable[[Path], Path]] = {
+    "llama": lambda path: write_dense(path, BPE, "llama"),
+    "llama tied": lambda path: write_dense(path, BPE, "llama", tied=True),
+    "llama sentencepiece": lambda path: tiny.write_llama(path, SENTENCEPIECE),
+    "qwen2": lambda path: write_dense(path, BPE, "qwen2"),
+    "qwen2 tied": lambda path: write_dense(path, BPE, "qwen2", tied=True),
+    "qwen3": lambda path: write_dense(path, BPE, "qwen3"),
+    "qwen3 tied": lambda path: write_dense(path, BPE, "qwen3", tied=True),
+    "gemma3": lambda path: tiny.write_gemma3(path, SENTENCEPIECE),
+}
+
+
+@pytest.fixture
+def full(tmp_path: Path) -> Path:
+    return WRITERS["qwen2"](tmp_path / "full.gguf")
+
+
+def slimmed(full: Path, name: str = "slim.gguf", size: int = 300, **keywords: Any) -> Path:
+    out = full.parent / name
+    slimming.cut(full, out, size, **keywords)
+    return out
+
+
+def worst_difference(full: Path, cut: Path, chunk: int, text: str = "") -> float:
+    """Of the logits of kept ids, over a text read in chunks, ids that were not kept among it."""
+    one, other = Weights(str(full), THREAD), open_draft(str(cut), THREAD)
+    assert isinstance(other, SlimmedWeights)
+    contexts = [Model(weights, n_ctx=256, n_outputs_max=17) for weights in (one, other)]
+    try:
+        assert other.columns is not None
+        ids = np.array(other.columns)
+        tokens = list(range(0, one.n_vocab, 9))
+        if text:
+            tokens = one.tokenize(text.encode())
+            assert tokens == other.tokenize(text.encode())
+        assert set(tokens) - set(other.columns)
+        worst = 0.0
+        for start in range(0, len(tokens), chunk):
+            part = tokens[start : start + chunk]
+            wanted, got = (model.extend(part, len(part)) for model in contexts)
+            assert got.shape == (len(part), len(ids))
+            worst = max(worst, float(np.abs(wanted[:, ids] - got).max()))
+        return worst
+    finally:
+        for model in contexts:
+            model.close()
+        other.close()
+        one.close()
+
+
+@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("chunk", [1, 7])
+def test_logits_of_kept_ids_are_the_full_models(tmp_path: Path, name: str, chunk: int) -> None:
+    full = WRITERS[name](tmp_path / "full.gguf")
+    assert worst_difference(full, slimmed(full, size=300), chunk) == 0.0
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("which", ["qwen", "smollm2", "gemma"])
+def test_logits_of_real_models(which: str, tmp_path: Path) -> None:
+    """Each architecture's real file, ids beyond the kept ones in the text."""
+    full = requantize.q4_0(models.demo_pair()[1]) if which == "qwen" else getattr(models, which)()
+    cut = tmp_path / "slim.gguf"
+    slimming.cut(full, cut, 8192)
+    text = "def reverse(head):\n    Straße 日本語 👍🏽 Übergrößenträger, أهلا: perspicacious lighthouse keepers\n"
+    for chunk in (1, 6):
+        assert worst_difference(full, cut, chunk, text) == 0.0
+
+
+def test_another_output_matrix_would_be_seen(full: Path) -> None:
+    cut = slimmed(full, head="q4_0")
+    assert worst_difference(full, cut, 4) > 1e-3
+
+
+def test_a_slimmed_draft_drafts(full: Path) -> None:
+    """For its own full model: greedy text is plain."""
+    with SpeculativeLlama(str(full), str(slimmed(full)), draft=4, n_ctx=256, strict=True, n_threads=1) as llm:
+        assert llm.warnings == []
+        prompt = llm.tokenize(b"the list of word1 word39")
+        params = SamplingParams(temperature=0.0, max_tokens=60)
+        plain, drafted = (
+            [t for round in llm.generate(prompt, params, draft=k).rounds() for t in round.tokens] for k in ("off", 4)
+        )
+        assert drafted == plain
+        assert llm.last_stats.draft_n_accepted > 10
+
+
+def test_a_slimmed_draft_of_another_vocabulary(full: Path, tmp_path: Path) -> None:
+    """Both maps in one: kept ids to those of equal bytes."""
+    target = Weights(str(tiny.write_llama(tmp_path / "target.gguf", SENTENCEPIECE)), THREAD)
+    draft = open_draft(str(slimmed(full)), THREAD)
+    found = vocab_map(target, draft)
+    assert found is not None
+    assert draft.columns is not None
+    for column, token in zip(found.columns.tolist(), found.ids.tolist(), strict=True):
+        own = draft.columns[column]
+        assert own in draft.eog or draft.piece(own) == target.piece(token)
+    draft.close()
+    target.close()
+
+
+# --- what is kept -----------------------------------------------------------------------------------------
+
+
+def test_what_every_draft_needs_is_kept(full: Path) -> None:
+    found = slim.read(slimmed(full, size=256))
+    assert found is not None
+    assert found.source.resolve() == full.resolve()
+    with devices.vocabulary(str(full)) as native:
+        assert vocab.eog_tokens(native) <= set(found.ids)
+    texts = slim.texts(full)
+    assert {i for i, text in enumerate(texts) if len(text) == 1} <= set(found.ids)
+    assert len(found.ids) % slim.STEP == 0
+    assert list(found.ids) == sorted(set(found.ids))
+
+
+def test_ids_come_by_rank_and_then_in_the_order_of_the_file() -> None:
+    head = header.Header({"tokenizer.ggml.eos_token_id": 999}, (), 0)
+    tokens = [f"token{i}" for i in range(1000)]
+    kept = slim.kept_ids(head, tokens, [700, 800, 700], [3, 5000], 256)
+    assert {999, 700, 800, 3} <= set(kept)
+    assert kept[:251] == list(range(251))
+    assert len(kept) == 256
+
+
+def test_the_users_own_texts_come_first() -> None:
+    def tokenize(text: bytes) -> list[int]:
+        return [len(text) % 50] if b"zebra" not in text else [77]
+
+    plain, own = (dict(ranked_ids(tokenize, 100, texts)) for texts in ([], ["zebra"]))
+    assert max(own, key=lambda token: own[token]) == 77
+    assert max(plain, key=lambda token: plain[token]) != 77
+    assert sum(plain.values()) == pytest.approx(1.0) == sum(own.values())
+
+
+def test_the_table_is_of_many_kinds_of_text() -> None:
+    table = dict(pieces())
+    for piece in (" the", "self", "return", "\n", "    ", "function", " und", " de", "\n\n", "(self"):
+        assert table.get(piece, 0) > 0, piece
+
+
+def test_auto_takes_the_size_with_the_best_speed() -> None:
+    weights = [1.0 / (i + 1) ** 1.5 for i in range(150_000)]
+    steep, flat = [part / sum(weights) for part in weights], [1.0 / 150_000] * 150_000
+    assert slimming.best_size(steep, 400, 200 / 150_000) < slimming.best_size(flat, 400, 200 / 150_000)
+    assert slimming.best_size(steep, 400, 380 / 150_000) <= slimming.best_size(steep, 400, 40 / 150_000)
+
+
+@pytest.mark.parametrize(("text", "size"), [("32k", 32768), ("8K", 8192), ("5000", 5000), ("auto", None)])
+def test_sizes(text: str, size: int | None) -> None:
+    assert slimming.parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "k", "32kb", "-5", "0", "many"])
+def test_sizes_that_are_none(text: str) -> None:
+    with pytest.raises(ConfigError, match="such as 32k, or auto"):
+        slimming.parse_size(text)
+
+
+# --- refusals, and files that are whole or not there --------------------------------------------------------
+
+
+@pytest.fixture
+def _elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specgguf.models.inventory.models", list)
+
+
+@pytest.mark.usefixtures("_elsewhere")
+def test_a_slimmed_draft_needs_the_file_that_it_was_cut_from(full: Path) -> None:
+    cut = slimmed(full)
+    full.rename(full.with_name("other.gguf"))
+    with pytest.raises(ModelNotFound, match=r"slim\.gguf was cut from full\.gguf") as caught:
+        open_draft(str(cut), THREAD)
+    assert "beside slim.gguf" in caught.value.hint
+    WRITERS["qwen3"](full)
+    with pytest.raises(ConfigError, match="another file by now"):
+        open_draft(str(cut), THREAD)
+
+
+def test_both_files_may_move_together(full: Path, tmp_path: Path) -> None:
+    cut = slimmed(full)
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    for path in (full, cut):
+        path.rename(moved / path.name)
+    found = slim.read(moved / cut.name)
+    assert found is not None
+    assert found.source == moved / "full.gguf"
+
+
+def test_a_slimmed_draft_answers_nothing_by_itself(full: Path) -> None:
+    with pytest.raises(Unsupported, match="cannot answer by itself"):
+        SpeculativeLlama(str(slimmed(full)), n_ctx=64)
+
+
+def test_what_cannot_be_slimmed_is_refused_by_name(full: Path, tmp_path: Path) -> None:
+    hybrid = tiny.write_lfm2(tmp_path / "hybrid.gguf", tiny.chat())
+    for path, says in ((hybrid, "architecture 'lfm2'"), (slimmed(full), "slimmed draft already")):
+        with pytest.raises(Unsupported, match=says):
+            slimming.cut(path, tmp_path / "out.gguf", 300)
+    text = tmp_path / "text.gguf"
+    text.write_text("no model")
+    with pytest.raises(SpecggufError, match="not a GGUF file"):
+        slimming.cut(text, tmp_path / "out.gguf", 300)
+    with pytest.raises(ConfigError, match="nothing to slim"):
+        slimming.cut(full, tmp_path / "out.gguf", 10_000)
+    with pytest.raises(ConfigError, match="the draft itself"):
+        slimming.cut(full, full, 300)
+    with pytest.raises(SpecggufError, match=r"notes\.txt cannot be read"):
+        slimming.cut(full, tmp_path / "out.gguf", 300, corpus=[tmp_path / "notes.txt"])
+    assert not (tmp_path / "out.gguf").exists()
+
+
+def test_a_full_disk_leaves_nothing_behind(full: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = slimmed(full)
+    before = out.read_bytes()
+
+    def no_space(*_: Any) -> bytes:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(slim, "_rows", no_space)
+    with pytest.raises(SpecggufError, match="No space left") as caught:
+        slimmed(full)
+    assert "MiB are free" in caught.value.hint
+    assert out.read_bytes() == before
+    assert sorted(path.name for path in full.parent.iterdir()) == ["full.gguf", "slim.gguf"]
+
+
+def test_the_same_cut_is_the_same_file(full: Path) -> None:
+    assert slimmed(full, "a.gguf").read_bytes() == slimmed(full, "b.gguf").read_bytes()
+
+
+def test_other_heads_load(full: Path) -> None:
+    sizes = [slimmed(full, f"{name}.gguf", head=name).stat().st_size for name in ("q8_0", "q4_0")]
+    assert sizes[0] > sizes[1]
+    with pytest.raises(SpecggufError, match="rows of 32 numbers cannot be stored as q6_k"):
+        slimmed(full, "no.gguf", head="q6_k")
