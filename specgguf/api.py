@@ -223,8 +223,9 @@ class SpeculativeLlama(LlamaNames, AsyncCalls):
     def _vocab(self) -> Any:
         return self._pair.weights.vocab
 
-    def _piece(self, token: int) -> bytes:
-        return self._pair.weights.piece(token)
+    @property
+    def _piece(self) -> Callable[[int], bytes]:
+        return self._pair.weights.piece  # not ours: what runs must not keep this object, or nothing would ever free it
 
     def render(
         self,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -34,6 +36,23 @@ def test_a_unit_starts_what_it_installs() -> None:
     (grace,) = re.findall(r"--grace (\d+)", start)
     (stop,) = re.findall(r"^TimeoutStopSec=(\d+)$", unit, re.MULTILINE)
     assert int(stop) >= int(grace) + 10, "systemd would kill it first"
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not there")
+def test_a_unit_is_one_to_systemd(tmp_path: Path) -> None:
+    """Its program is not installed here; negative control: a word that systemd does not know is named."""
+    unit = re.sub(
+        r"^ExecStart=\S+", "ExecStart=/bin/true", (DEPLOY / "specgguf.service").read_text(), flags=re.MULTILINE
+    )
+
+    def said(text: str) -> str:
+        (tmp_path / "specgguf.service").write_text(text)
+        command = ["systemd-analyze", "verify", str(tmp_path / "specgguf.service")]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return done.stderr + done.stdout
+
+    assert "specgguf.service" not in said(unit)
+    assert "RestartSecond" in said(unit.replace("RestartSec=", "RestartSecond="))
 
 
 def test_an_image_copies_what_is_there() -> None:

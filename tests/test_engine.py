@@ -10,6 +10,7 @@ import itertools
 import os
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,6 +24,7 @@ from support.serve_support import WAIT_S, until
 
 from specgguf import BackendError, Busy, Cancelled, ConfigError, ContextFull, SamplingParams, SpeculativeLlama
 from specgguf.native import backend
+from specgguf.native.weights import Weights
 
 N_CTX = 2048
 Json = dict[str, Any]
@@ -514,6 +516,25 @@ def test_a_fork_cannot_use_what_its_parent_loaded(llm: SpeculativeLlama, referen
     for attempt in attempts:
         assert in_a_fork(attempt).startswith("Unsupported: a loaded model cannot be used after fork")
     assert is_sound(llm, reference)
+
+
+@pytest.mark.parametrize("how", ["stream", "generate"])
+def test_an_engine_in_a_cycle_with_an_open_stream_is_freed(tiny_chat: Pair, how: str) -> None:
+    """The finalizer's own references are roots: whatever it frees must not lead back to the engine."""
+
+    def left_behind() -> tuple[weakref.ref[SpeculativeLlama], Weights]:
+        llm = SpeculativeLlama(str(tiny_chat.target), str(tiny_chat.draft), n_ctx=N_CTX, draft=3, **ONE)
+        streamed = llm.create_completion(PROMPT, stream=True, max_tokens=100, logprobs=1)
+        stream = streamed if how == "stream" else iter(llm.generate(llm.tokenize(PROMPT.encode())))
+        next(stream)
+        llm.__dict__["open"] = (stream, llm)
+        return weakref.ref(llm), llm._pair.weights
+
+    engine, weights = left_behind()
+    gc.collect()
+    assert engine() is None
+    with pytest.raises(ConfigError, match="was closed"):
+        _ = weights.llama
 
 
 def test_a_fork_frees_nothing_and_waits_for_nobody(

@@ -127,7 +127,14 @@ def test_no_folder_is_crowded() -> None:
         assert len(files) <= limit, folder.name
 
 
-NETWORKED = {"models.hub", "models.hf_client", "native.rpc.wire", "native.rpc.child", "serve.server"}
+NETWORKED = {
+    "models.hub",
+    "models.hf_client",
+    "native.rpc.wire",
+    "native.rpc.child",
+    "native.rpc.keepalive",
+    "serve.server",
+}
 LUCKY = {"decode.sampling", "api"}  # api: seeds of calls that name none
 
 

@@ -107,7 +107,7 @@ def banner(chat: ChatSession, *, first_run: bool) -> None:
     say(joined([loaded.model, drafted, f"context {n_ctx:,}, loaded in {loaded.load_s:.1f} s"], width))
     new_line = '""": many lines' if chat.settings["plain"] else "Alt-Enter: new line"
     say(f"/help: commands; {new_line}; Ctrl-C: stop an answer; Ctrl-D: leave")
-    if first_run and loaded.draft_model and chat.settings["highlight"] == "off":
+    if first_run and loaded.draft_model and chat.display.style.styles and chat.settings["highlight"] == "off":
         say("/highlight shows which words the draft model wrote")
     chat.display.legend_once()
 

@@ -18,6 +18,8 @@ from specgguf.cli.terminal.console import Style
 from specgguf.cli.terminal.status import StatusOutput
 from specgguf.cli.terminal.wrap import WordWrap
 
+ANSWER, REASONING = "Answer: ", "Reasoning: "
+
 
 @dataclass(frozen=True)
 class Span:
@@ -67,9 +69,9 @@ class AnswerWriter:
         self._line_open = False  # the last character written to stdout was no line end
         self._reasoning = ""  # the last reasoning written to stderr, while it is the last thing written
         self._n_hidden = 0
-        self._label = "Answer: " if labels else ""
-        self._wrap = _wrapper(self._out, wrap) if style.live else None
-        self._wrap_reasoning = _wrapper(status.stream, wrap) if status.style.live else None
+        self._label = ANSWER if labels else ""
+        self._wrap = _wrapper(self._out, style, wrap)
+        self._wrap_reasoning = _wrapper(status.stream, status.style, wrap)
         self._markdown = None
         if markdown and style.styles and not self._highlight:
             from specgguf.cli.terminal.markdown import StableMarkdown
@@ -103,6 +105,8 @@ class AnswerWriter:
         self._close_reasoning()
         if self._markdown is not None:
             self._write(self._markdown.flush())
+        elif self._wrap is not None:
+            self._write(self._wrap.release())
         if self._line_open:
             self._write("\n")
 
@@ -120,7 +124,9 @@ class AnswerWriter:
             self._status.wait(f"thinking … {self._n_hidden} pieces")
             return
         if self._label and not self._reasoning:
-            self._status.raw("Reasoning: ")
+            self._status.raw(REASONING)
+            if self._wrap_reasoning is not None:
+                self._wrap_reasoning.begin_row(len(REASONING))
         if self._line_open:  # reasoning between two parts of an answer
             self._write("\n")
         style = self._status.style
@@ -134,12 +140,16 @@ class AnswerWriter:
 
     def _close_reasoning(self) -> None:
         if self._reasoning:
+            if self._wrap_reasoning is not None:
+                self._status.raw(self._wrap_reasoning.release())
             self._status.raw("\n\n" if not self._reasoning.endswith("\n") else "\n")
             self._reasoning = ""
 
     def _say_label(self) -> None:
         if self._label and self._terminal:
             self._status.raw(self._label)
+            if self._wrap is not None:
+                self._wrap.begin_row(len(self._label))
         self._label = ""
 
 
@@ -147,8 +157,10 @@ def _plain(text: str) -> str:
     return text
 
 
-def _wrapper(stream: TextIO, widest: int) -> WordWrap:
-    return WordWrap(lambda: console.width(stream), widest)
+def _wrapper(stream: TextIO, style: Style, widest: int) -> WordWrap | None:
+    if not style.tty or not (widest or style.live):
+        return None
+    return WordWrap(lambda: console.width(stream), widest, holds=not style.live)
 
 
 class Collect:

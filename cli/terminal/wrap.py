@@ -7,7 +7,7 @@ indented lines are left alone, so that they can be copied. It writes nothing: it
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 Style = Callable[[str], str]
 
@@ -22,13 +22,14 @@ class WordWrap:
     Args:
         width: asked for the terminal's columns, which may change.
         widest: columns that no line of prose exceeds; None: the terminal's, 0: lines are left as they are.
+        holds: the terminal cannot move its cursor: a word is held back until it is whole. `release` gives the last one.
 
     Attributes:
         at_edge: this line has reached the terminal's last column, after which terminals differ about where the cursor
             is.
     """
 
-    def __init__(self, width: Callable[[], int], widest: int | None = None) -> None:
+    def __init__(self, width: Callable[[], int], widest: int | None = None, *, holds: bool = False) -> None:
         from rich.cells import cell_len
 
         self.at_edge = False
@@ -38,10 +39,14 @@ class WordWrap:
         self._column = 0
         self._line = ""  # the text's own line so far
         self._word: list[tuple[str, Style]] = []
+        self._holds = holds
+        self._held: list[tuple[str, Style]] = []
         self._in_code = False
 
     def feed(self, text: str, dress: Style) -> str:
         """What to write for `text`, which `dress` dresses."""
+        if self._holds:
+            return "".join(self._whole_words(text, dress))
         out: list[str] = []
         same = ""  # what goes on where the cursor is
         for part in _PARTS.findall(text):
@@ -53,6 +58,29 @@ class WordWrap:
                 else:
                     same += run
         return "".join([*out, dress(same) if same else ""])
+
+    def _whole_words(self, text: str, dress: Style) -> Iterator[str]:
+        for part in _PARTS.findall(text):
+            if part.isspace():
+                yield self.release()
+                yield self._place(part, dress) or dress(part)
+                continue
+            for run in self._runs(part):
+                if self._cells(run[0]) == 2:
+                    yield self.release()
+                self._held.append((run, dress))
+
+    def release(self) -> str:
+        """What to write of a word that is held back: nothing more of it comes."""
+        held, self._held = self._held, []
+        word = "".join(text for text, _ in held)
+        n = self._cells(word)
+        self._line += word
+        breaks = self._free() and self._column > 0 and self._column + n > self._limit() and n <= self._longest()
+        if breaks:
+            self.begin_row(0)
+        self._advance(n)
+        return ("\n" if breaks else "") + "".join(dress(text) for text, dress in held)
 
     def _place(self, part: str, dress: Style) -> str:
         """What to write instead of `part`; nothing when it simply goes on."""
@@ -66,7 +94,7 @@ class WordWrap:
         if self._line.lstrip(" ").startswith(_FENCES):
             self._in_code = not self._in_code
         self._line, self._word = "", []
-        self._begin_row(0)
+        self.begin_row(0)
 
     def _free(self) -> bool:
         """Whether this line may be broken."""
@@ -78,7 +106,8 @@ class WordWrap:
     def _limit(self) -> int:
         return min(self._longest(), self._widest or self._longest())
 
-    def _begin_row(self, column: int) -> None:
+    def begin_row(self, column: int) -> None:
+        """What comes next stands at `column`."""
         self._column, self.at_edge = column, False
 
     def _advance(self, n: int) -> None:
@@ -90,7 +119,7 @@ class WordWrap:
         self._word = []
         n = len(part.expandtabs(8))
         if self._free() and self._column + n > self._limit():
-            self._begin_row(0)
+            self.begin_row(0)
             return "\n"
         self._advance(n)
         return ""
@@ -105,7 +134,7 @@ class WordWrap:
         if fits or not self._free() or n_word == self._column or n_word + n > self._longest():
             self._advance(n)
             return ""
-        self._begin_row(n_word + n)
+        self.begin_row(n_word + n)
         back = f"\x1b[{n_word}D\x1b[K" if n_word else ""
         return back + "\n" + "".join(dress(text) for text, dress in self._word)
 

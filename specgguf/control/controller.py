@@ -145,7 +145,7 @@ class Adaptive:
             seen = self.acceptance.n_seen
             rate = f"{self.acceptance.rate.mean:.0%}".replace("%", " %")
             self.off_reason = f"expected {speed / plain:.2f}x plain speed at {rate} acceptance"
-            self.off_reason += "" if seen else ", which is assumed: nothing was drafted yet"
+            self.off_reason += "" if seen else ", which is assumed: the draft model drafted nothing yet"
             if max(self.speeds(survival, self.costs.draft_s)[1:]) > plain:
                 self.off_reason += f", as the draft would have to read {self._n_missed:,} tokens first"
         return speed

@@ -39,7 +39,11 @@ N_KEPT = 32  # masks kept behind the newest one: more than the longest draft
 
 
 class GrammarCursor:
-    """Finds what a grammar allows after any token sequence, fast where it extends or shortens the last one."""
+    """Finds what a grammar allows after any token sequence, fast where it extends or shortens the last one.
+
+    Attributes:
+        spent_s: processor time that this has taken so far.
+    """
 
     def __init__(self, matcher: Any, ends: Sequence[int]) -> None:
         """Use `compile_grammar`. `matcher` is llguidance's, at its start; `ends` are the end-of-generation ids."""
@@ -49,7 +53,7 @@ class GrammarCursor:
         self._tokens: list[int] = []
         self._ended = False  # an end of generation follows them
         self._masks: dict[int, Bits] = {}  # by number of tokens: of the last ones
-        self._spent_s = 0.0
+        self.spent_s = 0.0
 
     def mask(self, generated: Sequence[int]) -> Bits:
         """The ids that may come after `generated`: bit `id % 8` of byte `id // 8`.
@@ -87,10 +91,10 @@ class GrammarCursor:
         """Every step is bounded by llguidance; this bounds their sum, so that an answer of slow steps ends too."""
         started = thread_time()
         yield
-        self._spent_s += thread_time() - started
-        if self._spent_s > FOLLOW_S + FOLLOW_TOKEN_S * n_tokens:
+        self.spent_s += thread_time() - started
+        if self.spent_s > FOLLOW_S + FOLLOW_TOKEN_S * n_tokens:
             raise ConfigError(
-                f"the grammar takes too long to follow: {self._spent_s:.1f} s for {n_tokens} tokens",
+                f"the grammar takes too long to follow: {self.spent_s:.1f} s for {n_tokens} tokens",
                 hint="use a simpler one",
             )
 

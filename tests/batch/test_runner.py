@@ -157,12 +157,13 @@ def test_one_failure_among_others_does_not(tmp_path: Path) -> None:
 
 def test_a_disk_that_is_full_ends_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(tmp_path, [chat(str(i), "x") for i in range(9)])
-    append = OutputFile.append
+    append, alone = OutputFile.append, threading.Lock()
 
     def full(self: OutputFile, row: Json) -> None:
-        if len(self.done) == 4:
-            raise SpecggufError("no space left on device")
-        append(self, row)
+        with alone:
+            if len(self.done) >= 4:
+                raise SpecggufError("no space left on device")
+            append(self, row)
 
     monkeypatch.setattr(OutputFile, "append", full)
     with pytest.raises(SpecggufError, match="no space left"):

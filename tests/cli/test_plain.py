@@ -25,6 +25,19 @@ def test_plain_speaks_in_words_and_moves_no_cursor(start: Start, tmp_path: Path)
     assert screen.end() == 0
 
 
+def test_plain_breaks_no_word_though_it_moves_no_cursor(start: Start) -> None:
+    screen = start("prose", "chat", "--plain", columns=40)
+    screen.see("You: ")
+    screen.ask("hello")
+    screen.see("\r\n")
+    shown = screen.see("The end.")
+    assert "\x1b" not in shown
+    lines = shown.split("\r\n")
+    assert len(lines) > 8
+    assert all(len(line) < 40 for line in lines)
+    assert {word for line in lines for word in line.split()} <= {"Answer:", "word", "words", "wordier"}
+
+
 def test_plain_takes_a_paste_of_many_lines_as_one_message(start: Start, tmp_path: Path) -> None:
     screen = start("many", "chat", "--plain")
     screen.see("You: ")

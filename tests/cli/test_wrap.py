@@ -50,17 +50,21 @@ class Terminal:
         return ["".join(line).rstrip() for line in self.lines]
 
 
-def shown(text: str, columns: int, n: int) -> list[str]:
-    terminal, wrap = Terminal(columns), WordWrap(lambda: columns)
+def shown(text: str, columns: int, n: int, *, holds: bool = False) -> list[str]:
+    terminal, wrap = Terminal(columns), WordWrap(lambda: columns, holds=holds)
     for i in range(0, len(text), n):
-        terminal.write(wrap.feed(text[i : i + n], lambda part: part))
+        written = wrap.feed(text[i : i + n], lambda part: part)
+        assert not holds or "\x1b" not in written
+        terminal.write(written)
+    terminal.write(wrap.release())
     return terminal.text()
 
 
 @pytest.mark.parametrize("columns", [12, 30, 80, 200])
 @pytest.mark.parametrize("n", [1, 3, 1000])
-def test_no_word_is_broken_and_none_is_lost(columns: int, n: int) -> None:
-    lines = shown(PROSE, columns, n)
+@pytest.mark.parametrize("holds", [False, True])
+def test_no_word_is_broken_and_none_is_lost(columns: int, n: int, holds: bool) -> None:
+    lines = shown(PROSE, columns, n, holds=holds)
     words = [word for word in re.split(r"\s+|(?<=[互斥锁是一种用于多线程编的机制🙂])", PROSE) if word]
     pieces = [word for word in re.split(r"\s+|(?<=[互斥锁是一种用于多线程编的机制🙂])", "\n".join(lines)) if word]
     assert "".join(pieces) == "".join(words)
@@ -70,12 +74,14 @@ def test_no_word_is_broken_and_none_is_lost(columns: int, n: int) -> None:
 
 @pytest.mark.parametrize("columns", [60, 80])
 def test_the_cuts_do_not_matter(columns: int) -> None:
+    assert shown(PROSE, columns, 1, holds=True) == shown(PROSE, columns, 1000, holds=True)
     assert shown(PROSE, columns, 1) == shown(PROSE, columns, 5) == shown(PROSE, columns, 1000)
 
 
 @pytest.mark.parametrize("n", [1, 4, 1000])
-def test_code_is_left_alone(n: int) -> None:
-    lines = shown(CODE, 40, n)
+@pytest.mark.parametrize("holds", [False, True])
+def test_code_is_left_alone(n: int, holds: bool) -> None:
+    lines = shown(CODE, 40, n, holds=holds)
     assert lines[2] + lines[3] == LONG
     assert len(lines[2]) == 40
     assert lines[4:7] == ["    return 1", "```", "And so on it goes."]

@@ -358,7 +358,7 @@ def test_what_was_not_measured_is_said_to_be_assumed() -> None:
     made = controller(replace(Q8, verify_s=[0.050, 0.085, 0.105, 0.119, 0.160, 0.200]))
     plan = made.plan(1000)
     assert plan.n_max == 0
-    assert made.off_reason.endswith(" at 80 % acceptance, which is assumed: nothing was drafted yet")
+    assert made.off_reason.endswith(" at 80 % acceptance, which is assumed: the draft model drafted nothing yet")
 
 
 def test_what_a_checkpoint_reads_again_is_part_of_the_price() -> None:

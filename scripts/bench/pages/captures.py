@@ -29,7 +29,7 @@ FOLDER = Path(__file__).resolve().parents[3] / "docs" / "captures"
 PROGRAM = Path(sys.executable).with_name("specgguf")
 SESSION = "specgguf-captures"
 PATIENCE_S = 900
-MIDWAY_S = 4  # more of the answer is to be seen
+MIDWAY_ROWS = 11  # so much of the screen is filled when an answer is caught in the middle
 DARK = {"dark": SVG_EXPORT_THEME}
 BOTH: dict[str, TerminalTheme] = {**DARK, "light": DEFAULT_TERMINAL_THEME}
 QUESTION = "What is a linked list, and when is it better than an array? Be brief."
@@ -83,6 +83,11 @@ def wait_for(text: str, *, prompt: bool = True) -> None:
     sys.exit(f"'{text}' did not appear:\n{screen}")
 
 
+def screen_rows() -> int:
+    """How many lines of the screen are filled."""
+    return len(tmux("capture-pane", "-p", "-t", SESSION).rstrip().splitlines())
+
+
 def play(scene: Scene, flags: Sequence[str], home: str) -> str:
     """Run a scene; the screen at its end, with its escape sequences."""
     chat = shlex.join([str(PROGRAM), "chat", *flags, *scene.flags.split(), "--seed", "1", "--no-history", "--no-save"])
@@ -96,7 +101,8 @@ def play(scene: Scene, flags: Sequence[str], home: str) -> str:
             tmux("send-keys", "-t", SESSION, "Enter")
             wait_for(seen, prompt=not scene.midway)
         if scene.midway:
-            time.sleep(MIDWAY_S)
+            while screen_rows() < MIDWAY_ROWS:
+                time.sleep(0.1)
             tmux("send-keys", "-t", SESSION, "-l", scene.midway)
             wait_for(f"> {scene.midway}", prompt=False)
         return tmux("capture-pane", "-p", "-e", "-t", SESSION)

@@ -1,7 +1,7 @@
 """`specgguf batch` beside a loop over `create_completion`, in tokens/s; and is all answered once if it is killed?
 
-The same requests on the same files, greedy, of a fixed length: one after the other, then N together. Saved with the
-machine, versions and hashes.
+Requests of one kind through one engine, greedy, of a fixed length: one after the other, and N together, in turn. Saved
+with the machine, versions and hashes.
 
   scripts/bench/run batch                          the demo pair as F16 and as it is; a few minutes
   scripts/bench/run batch --only q4 --parallel 4   one of them
@@ -19,12 +19,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from argparse import Namespace
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from bench.lib.cells import RESULTS, commit, say
-from bench.lib.pairs import REGIMES, files
+from bench.lib.pairs import REGIMES, Regime, files
 from specgguf import SpeculativeLlama
 from specgguf.batch.output import OutputFile
 from specgguf.batch.requests import Request, read_requests
@@ -47,8 +49,9 @@ def main() -> int:
     parser.add_argument("--draft", type=Path, metavar="FILE", help="its draft [the demo preset's]")
     parser.add_argument("--only", choices=[regime.name for regime in REGIMES], action="append", help="[f16 and q4]")
     parser.add_argument("--parallel", type=int, action="append", metavar="N", help="again for more [4 and 8]")
-    parser.add_argument("--requests", type=int, metavar="N", help="[16; 500 with --kills]")
-    parser.add_argument("--tokens", type=int, metavar="N", help="of each answer [32; 8 with --kills]")
+    parser.add_argument("--requests", type=int, metavar="N", help="of each measurement [8; 500 with --kills]")
+    parser.add_argument("--tokens", type=int, metavar="N", help="of each answer [24; 8 with --kills]")
+    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="[%(default)s]")
     parser.add_argument(
         "--kills", type=int, default=0, metavar="N", help="kill the command so often, on the draft alone"
     )
@@ -56,55 +59,63 @@ def main() -> int:
     args = parser.parse_args()
     if args.kills:
         return kill(args)
-    rows = []
-    lines = requests(args.requests or len(TOPICS), args.tokens or 32)
+    rows: list[dict[str, Any]] = []
     pairs = {regime: files(args, regime) for regime in REGIMES if regime.name in (args.only or ("f16", "q4"))}
+    paths = {f"{regime.name} {role}": path for regime, pair in pairs.items() for role, path in pair.items()}
+    settings = {"requests": args.requests or 8, "tokens": args.tokens or 24}
+    head = results.describe(paths, commit=commit(), settings=settings)
     for regime, pair in pairs.items():
-        for n in (1, *(args.parallel or (4, 8))):
-            rows.append({"regime": regime.name, "n_parallel": n, **measure(pair, lines, n, regime.draft_max)})
-            say(
-                "{regime:4} {n_parallel:2} at a time: {tokens_per_second:6.1f} tokens/s ({drafted} drafted)".format(
-                    **rows[-1]
-                )
-            )
-    pair = {f"{regime.name} {role}": path for regime, files_of in pairs.items() for role, path in files_of.items()}
-    head = results.describe(pair, commit=commit(), settings={"requests": len(lines), "tokens": args.tokens or 32})
-    args.save.write_text(json.dumps({**head, "runs": rows}, indent=1) + "\n", encoding="utf-8")
+        for row in measure(regime, pair, args.parallel or [4, 8], args):
+            rows.append(row)
+            args.save.write_text(json.dumps({**head, "runs": rows}, indent=1) + "\n", encoding="utf-8")
     return 0
 
 
-def requests(n: int, n_tokens: int) -> list[bytes]:
-    """Lines of a batch file: short questions, greedy answers of a fixed length."""
-    wordings = itertools.cycle(task.format(topic) for task in TASKS for topic in TOPICS)
+def requests(n: int, n_tokens: int, start: int = 0) -> list[bytes]:
+    """Lines of a batch file: short questions, none twice, and greedy answers of a fixed length."""
+    wordings = itertools.cycle(task.format(topic) for topic in TOPICS for task in TASKS)
     return [
         json.dumps({
             "custom_id": f"request {i}", "method": "POST", "url": "/v1/chat/completions",
             "body": {
-                "messages": [{"role": "user", "content": f"{next(wordings)} ({i})"}],
+                "messages": [{"role": "user", "content": f"{i}. {wording}"}],
                 "max_tokens": n_tokens, "temperature": 0, "ignore_eos": True,
             },
         }).encode()
-        for i in range(n)
+        for i, wording in zip(range(start, start + n), wordings, strict=False)
     ]  # fmt: skip
 
 
-def measure(pair: dict[str, Path], lines: list[bytes], n: int, draft_max: int) -> dict[str, Any]:
-    """All requests through one engine: in a loop (n = 1) or as a batch."""
-    keywords: dict[str, Any] = {} if n == 1 else {"n_parallel": n}
-    found = read_requests(lines, "requests")
-    model, draft = str(pair["model"]), str(pair["draft_model"])
-    with closing(SpeculativeLlama(model, draft, n_ctx=512, draft_max=draft_max, **keywords)) as llm:
-        llm.create_chat_completion([{"role": "user", "content": "Hello"}], max_tokens=16)
-        before, started = (llm.stats.n_generated, llm.stats.draft_n), time.perf_counter()
-        if n == 1:
-            for request in found:
-                llm.create_chat_completion(**request.call()[1])
-        else:
-            as_batch(llm, found, n)
-        seconds = time.perf_counter() - started
-        n_tokens, drafted = llm.stats.n_generated - before[0], llm.stats.draft_n - before[1]
-    speed = n_tokens / seconds
-    return {"seconds": seconds, "tokens": n_tokens, "tokens_per_second": speed, "drafted": drafted}
+def measure(regime: Regime, pair: dict[str, Path], parallel: list[int], args: Namespace) -> Iterator[dict[str, Any]]:
+    """Loop and batches in turn, over other requests each time, so that a machine that slows meanwhile slows all."""
+    model, draft, started = str(pair["model"]), str(pair["draft_model"]), itertools.count()
+    n_requests = args.requests or 8
+    with closing(
+        SpeculativeLlama(model, draft, n_ctx=512, draft_max=regime.draft_max, n_parallel=max(parallel))
+    ) as llm:
+        one(llm, read_requests(requests(2, 16, 10**6), "requests"), max(parallel))
+        for repeat in range(args.repeats):
+            row = {"regime": regime.name, "repeat": repeat}
+            for n in (1, *parallel):
+                lines = requests(n_requests, args.tokens or 24, next(started) * n_requests)
+                row[f"{n} at a time"] = one(llm, read_requests(lines, "requests"), n)
+            say(
+                regime.name,
+                *(f"{name}: {speed:.1f}" for name, speed in row.items() if name.endswith("time")),
+                "tokens/s",
+            )
+            yield row
+
+
+def one(llm: SpeculativeLlama, found: list[Request], n: int) -> float:
+    """Tokens per second of all requests, prompts included: in a loop (n = 1), or as a batch."""
+    before, started = llm.stats.n_generated, time.perf_counter()
+    if n == 1:
+        for request in found:
+            llm.create_chat_completion(**request.call()[1])
+    else:
+        as_batch(llm, found, n)
+    return (llm.stats.n_generated - before) / (time.perf_counter() - started)
 
 
 def as_batch(llm: SpeculativeLlama, found: list[Request], n: int) -> None:
@@ -114,7 +125,7 @@ def as_batch(llm: SpeculativeLlama, found: list[Request], n: int) -> None:
         assert (ended.n_done, ended.n_failed) == (len(found), 0), ended
 
 
-def kill(args: argparse.Namespace) -> int:
+def kill(args: Namespace) -> int:
     """Run the command again and again, killed as soon as so many rows are there, and count what it left."""
     n = args.requests or 500
     model = args.draft or files(args, REGIMES[-1])["draft_model"]

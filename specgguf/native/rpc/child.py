@@ -13,9 +13,6 @@ import mmap
 import os
 import signal
 import socket
-import stat
-import threading
-import time
 from collections.abc import Mapping
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
@@ -27,12 +24,8 @@ from specgguf.errors import SpecggufError, WorkerLost
 from specgguf.native import backend
 from specgguf.native.weights import Weights
 
-from . import library
+from . import keepalive, library
 from .wire import Endpoint, address
-
-# A peer that is gone without a word is noticed after about IDLE_S + PROBES * INTERVAL_S.
-IDLE_S, INTERVAL_S, PROBES = 5, 3, 4
-LOOK_S = 0.5  # how often new connections are looked for
 
 
 class _Held(NamedTuple):
@@ -57,7 +50,7 @@ class Holder:
     ) -> backend.Memory:
         """Load a file, its layers on this machine's GPUs and on `workers`' devices."""
         self._workers = {(address(worker), worker.port) for worker in workers}
-        threading.Thread(target=self._watch_connections, daemon=True).start()
+        keepalive.watch(self._is_workers)
         devices = [device for worker in workers for device in library.connect(worker)] + library.local_gpus()
         native_params = library.placed_params(devices, output_on_cpu=output_on_cpu)
         self._weights = Weights(path, keywords, native_params=native_params)
@@ -93,7 +86,7 @@ class Holder:
 
     def refresh(self) -> None:
         """Raise WorkerLost where a worker closed its connection meanwhile: the next use would end this process."""
-        for connection in self._connections():
+        for connection in keepalive.connections(self._is_workers):
             with connection, contextlib.suppress(BlockingIOError):
                 if not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
                     raise WorkerLost("closed")
@@ -101,42 +94,8 @@ class Holder:
     def last_log_error(self) -> str:
         return backend.last_log_error()
 
-    def _connections(self) -> list[socket.socket]:
-        """ggml's own connections to the workers, duplicated: it hands out none."""
-        found = []
-        for name in os.listdir("/dev/fd"):
-            with contextlib.suppress(OSError):  # one that was closed meanwhile
-                if not stat.S_ISSOCK(os.stat(f"/dev/fd/{name}").st_mode):
-                    continue
-                connection = socket.socket(fileno=os.dup(int(name)))
-                try:
-                    is_worker = connection.family == socket.AF_INET and connection.getpeername() in self._workers
-                except OSError:
-                    is_worker = False
-                if is_worker:
-                    found.append(connection)
-                else:
-                    connection.close()
-        return found
-
-    def _watch_connections(self) -> None:
-        """Have the kernel give up a connection whose other end is silent: ggml itself would wait without end."""
-        while True:
-            for connection in self._connections():
-                with connection:
-                    _set_limits(connection)
-            time.sleep(LOOK_S)
-
-
-def _set_limits(connection: socket.socket) -> None:
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    idle = getattr(socket, "TCP_KEEPIDLE", getattr(socket, "TCP_KEEPALIVE", None))
-    limits = {idle: IDLE_S, getattr(socket, "TCP_KEEPINTVL", None): INTERVAL_S}
-    limits |= {getattr(socket, "TCP_KEEPCNT", None): PROBES}
-    limits |= {getattr(socket, "TCP_USER_TIMEOUT", None): 1000 * (IDLE_S + INTERVAL_S * PROBES)}
-    for option, value in limits.items():
-        if option is not None:
-            connection.setsockopt(socket.IPPROTO_TCP, option, value)
+    def _is_workers(self, connection: socket.socket) -> bool:
+        return connection.getpeername() in self._workers
 
 
 def main(descriptor: int) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from specgguf.errors import BackendError, Unsupported
 from specgguf.native import backend, compat
 
+from . import keepalive
 from .wire import Endpoint
 
 INSTALL = 'CMAKE_ARGS="-DGGML_RPC=on" pip install --force-reinstall --no-cache-dir llama-cpp-python'
@@ -37,6 +38,7 @@ def require_rpc() -> None:
 
 def start_server(endpoint: Endpoint, cache: str | None, n_threads: int) -> None:
     """Serve this machine's GPUs, or its CPU where it has none. Comes back only where it could not begin."""
+    keepalive.watch(lambda connection: connection.getsockname()[1] == endpoint.port)
     devices = local_gpus() or [_ggml().ggml_backend_dev_by_type(_CPU)]
     signature = ctypes.CFUNCTYPE(
         None, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.POINTER(ctypes.c_void_p)

@@ -101,8 +101,9 @@ def ask(endpoint: Endpoint, *, timeout_s: float = TIMEOUT_S) -> WorkerReport:
             hint=f"start it there: specgguf worker --host ADDRESS --port {endpoint.port}",
         ) from None
     except OSError as error:
-        why = "no answer" if isinstance(error, TimeoutError) else (error.strerror or str(error)).lower()
-        raise WorkerLost(f"worker {endpoint} does not answer: {why} within {timeout_s:g} s") from None
+        timed_out = isinstance(error, TimeoutError)
+        why = f"nothing came within {timeout_s:g} s" if timed_out else (error.strerror or str(error)).lower()
+        raise WorkerLost(f"worker {endpoint} does not answer: {why}", hint="specgguf doctor --rpc … asks it") from None
     with connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import tiny
 
@@ -95,6 +95,7 @@ def test_a_worker_with_too_little_memory_is_named(deep: Path) -> None:
     assert "--tensor-split" in caught.value.hint
 
 
+@settings(deadline=None, derandomize=True, max_examples=200)
 @given(st.integers(0, 200), st.lists(st.floats(0.0, 1e6), min_size=1, max_size=8).filter(lambda s: sum(s) > 1e-3))
 def test_shares_of_whole_things_are_within_one_and_none_is_lost(n: int, shares: list[float]) -> None:
     counts = divide(n, shares)

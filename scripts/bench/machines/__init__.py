@@ -1,0 +1,1 @@
+"""Several machines, as namespaces of this one."""

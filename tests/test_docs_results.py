@@ -1,0 +1,50 @@
+"""The figures in the documents are those of the saved results."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+
+
+def result(name: str) -> Any:
+    return json.loads((DOCS / "results" / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def attacks() -> Iterator[str]:
+    fuzz, crowd, headers = result("http-fuzz"), result("crowd"), result("header-fuzz")
+    yield f"{fuzz['n_bodies']:,} random bodies and {fuzz['n_raw']:,} damaged requests"
+    yield f"{fuzz['rss_mb'][0]:.0f} MB before and {fuzz['rss_mb'][1]:.0f} MB after"
+    yield f"{crowd['n_clients']} clients for {crowd['seconds']:.0f} seconds"
+    yield f"{crowd['honest']['200']} answers, none refused for good"
+    yield f"the client that got the fewest got {crowd['least_served']}"
+    yield f"{headers['n']} damaged headers of {len(headers['tried'])} files"
+    assert not fuzz["faults"]
+    assert not crowd["faults"]
+    assert set(crowd["honest"]) - {"200", "429, asked again", "503, asked again"} == set()
+
+
+def structured() -> Iterator[str]:
+    answers, schemas, fuzz = result("schema-answers"), result("schemas"), result("schema-fuzz")
+    right = answers["right, drafted"] + answers["right, plain"]
+    cut = answers["cut, drafted"] + answers["cut, plain"]
+    yield f"{answers['n']} schemas of our own"
+    yield f"{right} answers ended, and every one validates; {cut} were cut"
+    yield f"{schemas['schemas']} real schemas {schemas['share_served']:.1%}".replace("%", " %")
+    yield f"{fuzz['n']:,} random schemas"
+    assert "wrong, drafted" not in answers
+    assert "wrong, plain" not in answers
+    assert not schemas["faults"]
+    assert not fuzz["faults"]
+
+
+@pytest.mark.parametrize(("page", "sentences"), [("server", attacks), ("structured-output", structured)])
+def test_figures_are_those_that_were_saved(page: str, sentences: Any) -> None:
+    text = " ".join((DOCS / f"{page}.md").read_text(encoding="utf-8").split())
+    for sentence in sentences():
+        assert sentence in text
