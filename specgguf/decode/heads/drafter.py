@@ -88,8 +88,8 @@ class HeadDrafter:
         probs: Sequence[Distribution],
         distribution: ToDistribution,
     ) -> Generator[Forward, Logits, Scores]:
-        """One forward pass of the first head, over all that it has not read: unlike a draft model it can skip nothing, since
-        each token is read with the state before it."""
+        """One forward pass of the first head over all that it has not read: unlike a draft model it can skip nothing,
+        since each token is read with the state before it."""
         head = self.heads[0]
         kept = head.reuse(committed[:-1])
         n = min(len(probs), len(committed) - 1 - kept)
