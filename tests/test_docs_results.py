@@ -40,7 +40,12 @@ def structured() -> Iterator[str]:
     for name in ("structured-f16", "structured-q4"):
         speed = result(name)
         yield f"| {speed['n_samples']} |"
-        for ratio in ("auto_against_plain", "forced_against_not", "compact_against_plain", "forced_against_not_compact"):
+        for ratio in (
+            "auto_against_plain",
+            "forced_against_not",
+            "compact_against_plain",
+            "forced_against_not_compact",
+        ):
             yield f"{speed[ratio]:.2f}×"
         yield f"{speed['grammar_ms_per_token']:.1f} ms"
         assert speed["grammar_overhead"] < 0.03
