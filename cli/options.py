@@ -145,7 +145,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "draft_model", ("-d", "--draft-model"), "text", None, "Models", "SPECGGUF_DRAFT_MODEL",
-        "Draft: the same, or 'ngram' (drafts from the text itself), or 'none'.", "REF",
+        "Draft: the same, 'ngram' (drafts from the text), 'heads' (the model's own), or 'none'.", "REF",
     ),
     Setting(
         "preset", ("-p", "--preset"), "text", None, "Models", "SPECGGUF_PRESET",

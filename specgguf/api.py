@@ -44,7 +44,8 @@ class SpeculativeLlama(LlamaNames, AsyncCalls):
 
     Args:
         model_path: the target's GGUF file.
-        draft_model_path: the draft's GGUF file, "ngram" (n-grams of the text itself), or None: plain decoding.
+        draft_model_path: the draft's GGUF file, "ngram" (n-grams of the text itself), "heads" (the model's own
+            prediction heads), or None: plain decoding.
         n_ctx: context length in tokens of both, for each generation; 0 takes the model's own.
         n_parallel: how many generations run at once, in shared passes; calls beyond them wait. Each has its own text,
             settings and draft length.

@@ -21,12 +21,14 @@ from .control.schedule import Schedule
 from .control.trace import Trace
 from .decode.drafters import Drafter, ModelDrafter, NgramDrafter
 from .decode.generation import Generation, TextStream
+from .decode.heads.drafter import HeadDrafter
 from .decode.records import Round
 from .decode.run import Run
 from .decode.sampling import GrammarCursor, Rng, Transform
 from .decode.stats import Stats
 from .decode.verifier import choose_rule
 from .decode.vocab_map import MappedTransform, VocabMap
+from .native.heads.sequence import HeadSequence
 from .native.sequence import Sequence as Cached
 from .turns.caches import Caches
 from .turns.rounds import Rounds
@@ -39,7 +41,7 @@ class Engine:
 
     Args:
         target: a sequence of the target's context, whose others serve further generations.
-        draft: a sequence of the draft's, "ngram", or None.
+        draft: a sequence of the draft's or of a prediction head's context, "ngram", or None.
         config: drafting defaults.
         vocab_map: where the draft's ids are not the target's.
         trace: called with a record per decision of the adaptive controller.
@@ -143,7 +145,7 @@ class Engine:
             return None
         target, draft = held
         try:
-            run = Run(target=target, drafter=self._drafter(draft), ngrams=self.ngrams, **parts)
+            run = Run(target=target, drafter=self._drafter(target, draft), ngrams=self.ngrams, **parts)
             run.synchronise()
             controller = self._controller(config, target, draft)
             if isinstance(controller, Adaptive):
@@ -171,10 +173,12 @@ class Engine:
         for stats in (self.stats, generation.stats):
             stats.off_reason = off_reason
 
-    def _drafter(self, draft: Cached | None) -> Drafter | None:
-        """The drafter of one generation, over the draft's sequence that it holds."""
+    def _drafter(self, target: Cached, draft: Cached | None) -> Drafter | None:
+        """The drafter of one generation, over the sequences that it holds."""
         if draft is None or not self.has_drafter:
             return None
+        if isinstance(draft, HeadSequence):
+            return HeadDrafter(draft.follow(target), eog=target.eog, n_ctx=draft.n_reserved)
         return ModelDrafter(draft, eog=self.target.eog, vocab_map=self._vocab_map, n_ctx=draft.n_reserved)
 
     def _controller(self, config: DraftConfig, target: Cached, draft: Cached | None) -> Fixed | Adaptive:

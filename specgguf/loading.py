@@ -18,9 +18,10 @@ from .control.trace import Trace
 from .decode.vocab_map import VocabMap
 from .engine import Engine
 from .errors import ConfigError, SpecggufError, Unsupported
-from .models import slim
+from .models import header, hparams, slim
 from .native import backend, compat
 from .native.context import Context, Model
+from .native.heads import contexts as heads
 from .native.mapped import pair
 from .native.mapped.slimmed import open_draft
 from .native.rpc import wire
@@ -42,6 +43,7 @@ REFUSED = {
     "tokenizer": "specgguf uses the tokenizer in the file",
 }
 N_PARALLEL_MAX = 64
+HEADS = "heads"
 OURS = ("rpc_servers",)  # which llama-cpp-python swallows
 IGNORED = ("logits_all", "verbose")  # rows are computed where they are needed; native logs are kept off stderr
 
@@ -113,14 +115,14 @@ def open_pair(
     """Load a target, and a draft if one is named.
 
     Args:
-        model_path, draft_model_path: files; the draft may be "ngram".
+        model_path, draft_model_path: files; the draft may be "ngram", or "heads": the model's own.
         config: drafting defaults.
         strict: pad single tokens to two, see `native.context.Context`.
         places: for how many generations at once.
         keywords: of `llama_cpp.Llama`, for the target and with `draft_` for the draft; and `rpc_servers`.
 
     Raises:
-        ConfigError, Unsupported: a keyword.
+        ConfigError, Unsupported: a keyword; "heads" of a file without any.
         ModelNotFound, BackendError: a file.
         VocabMismatch: the draft has another vocabulary, or hardly any token in common.
     """
@@ -128,11 +130,16 @@ def open_pair(
     target_keys, draft_keys = _split(keywords)
     weights, target, draft_weights, draft, found = None, None, None, None, None
     try:
-        weights = Weights(model_path, _load_keys(target_keys, warnings, "n_gpu_layers"))
+        own_heads = draft_model_path == HEADS
+        if own_heads:
+            _check_heads(model_path)
+        own = {"native_params": heads.LOAD} if own_heads else {}
+        weights = Weights(model_path, _load_keys(target_keys, warnings, "n_gpu_layers"), **own)
         if slim.SOURCE in weights.metadata:
             raise Unsupported(f"{model_path} is a slimmed draft: it cannot answer by itself", hint="-d takes it")
-        if draft_model_path not in (None, "ngram"):
+        if draft_model_path not in (None, "ngram", HEADS):
             assert draft_model_path is not None
+            _check_draft_file(draft_model_path)
             load_keys = _load_keys(draft_keys, warnings, "draft_n_gpu_layers")
             if os.path.realpath(draft_model_path) == os.path.realpath(model_path) and load_keys == weights.keywords:
                 draft_weights = weights
@@ -146,6 +153,9 @@ def open_pair(
         target = _model(weights, target_keys, places, pad_to, n_rs_seq=n_rs_seq)
         if draft_weights is not None:
             draft = _model(draft_weights, {"n_ctx": target.n_ctx, **draft_keys}, places, pad_to)
+        if own_heads:
+            assert isinstance(target.context, Context)
+            draft = heads.PredictionHeads(target.context).follow(target, 0)[0]
         engine = Engine(target, draft or draft_model_path, config, vocab_map=found, trace=trace)
     except BaseException:
         for part in (draft, target, draft_weights, weights):
@@ -155,6 +165,30 @@ def open_pair(
     if engine.off_reason and draft_model_path is not None:
         warnings.append(f"drafting is off: {engine.off_reason}")
     return LoadedPair(engine, weights, draft_weights, warnings)
+
+
+def _check_heads(path: str) -> None:
+    """Raise Unsupported unless a file has prediction heads that can draft. One that cannot be read is llama.cpp's to
+    refuse."""
+    header.check_gguf(path)
+    heads.check_available()
+    if not hparams.prediction_heads_of(path):
+        raise Unsupported(
+            f"{path} has no prediction heads that can draft", hint="name a draft's file, or ngram, or leave -d out"
+        )
+
+
+def _check_draft_file(path: str) -> None:
+    try:
+        found = header.read(path)
+    except (header.GgufError, OSError):
+        return
+    if found.architecture == "gemma4-assistant":
+        raise Unsupported(f"{path} shares the cache of its Gemma 4: not supported", hint="-d ngram, or a small Gemma")
+    if hparams.holds_heads_alone(found):
+        raise Unsupported(
+            f"{path} holds prediction heads alone", hint="-d heads, with a file of the model that has them inside"
+        )
 
 
 def _told(vocab_map: VocabMap, path: str) -> str:

@@ -37,6 +37,18 @@ def structured() -> Iterator[str]:
     yield f"{right} answers ended, and every one validates; {cut} were cut"
     yield f"{schemas['schemas']} real schemas {schemas['share_served']:.1%}".replace("%", " %")
     yield f"{fuzz['n']:,} random schemas"
+    for name in ("structured-f16", "structured-q4"):
+        speed = result(name)
+        yield f"| {speed['n_samples']} |"
+        for ratio in (
+            "auto_against_plain",
+            "forced_against_not",
+            "compact_against_plain",
+            "forced_against_not_compact",
+        ):
+            yield f"{speed[ratio]:.2f}×"
+        yield f"{speed['grammar_ms_per_token']:.1f} ms"
+        assert speed["grammar_overhead"] < 0.03
     assert "wrong, drafted" not in answers
     assert "wrong, plain" not in answers
     assert not schemas["faults"]

@@ -21,6 +21,7 @@ from typing import Any
 from unittest.mock import patch
 
 from specgguf.control import acceptance, constants, controller, costs
+from specgguf.control.in_flight import InFlight
 from specgguf.decode.records import PROBE_MAX
 from specgguf.decode.sampling import Distribution
 
@@ -30,24 +31,24 @@ BEGIN, END = "<!-- scripts/bench/run ablation: begin -->", "<!-- scripts/bench/r
 WORST = 5  # cells whose mean stands beside the single worst
 
 Json = dict[str, Any]
-Adaptive, InFlight = controller.Adaptive, controller.InFlight
+Adaptive = controller.Adaptive
 Replacement = tuple[object, str, object]
 
 
-def _keep_all(self: controller.InFlight, i: int, distribution: Distribution | None) -> bool:
+def _keep_all(self: InFlight, i: int, distribution: Distribution | None) -> bool:
     if distribution is not None:
         self.confidences.append(distribution.confidence)
     return True
 
 
-def _keep_best_length(self: controller.InFlight, i: int, distribution: Distribution | None) -> bool:
+def _keep_best_length(self: InFlight, i: int, distribution: Distribution | None) -> bool:
     if distribution is not None:
         self.confidences.append(distribution.confidence)
     n = max(range(1, self.n_max + 1), key=lambda k: _speed(self, k))
     return i < n
 
 
-def _speed(flight: controller.InFlight, k: int) -> float:
+def _speed(flight: InFlight, k: int) -> float:
     expected = 1.0 + sum(flight.acceptance.survival(k))
     return expected / (flight.costs.host_s + k * flight.costs.draft_s + flight.costs.verify_s(k + 1))
 

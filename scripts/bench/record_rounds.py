@@ -27,7 +27,7 @@ from specgguf.decode.sampling import Distribution, Logits, Rng, Transform, draw
 from specgguf.decode.sequence import run_alone
 from specgguf.decode.verifier import verify_block
 from specgguf.loading import physical_cores
-from specgguf.native.context import Model
+from specgguf.native.sequence import Sequence as Cached
 
 N_TOKENS, N_DRAFT, TEMPERATURES, SEED = 128, 7, (0.0, 0.8), 7
 
@@ -60,7 +60,7 @@ def main() -> int:
     return 0
 
 
-def record(target: Model, draft: Model, prompt: list[int], temperature: float) -> tuple[list[int], list[Any]]:
+def record(target: Cached, draft: Cached, prompt: list[int], temperature: float) -> tuple[list[int], list[Any]]:
     """The answer, and at each of its positions [confidences, survival, overlap of the first distributions, the target's
     confidence]."""
     params = SamplingParams(temperature=temperature, max_tokens=N_TOKENS)

@@ -13,14 +13,15 @@ from pathlib import Path
 
 from specgguf import presets
 from specgguf.errors import ConfigError
-from specgguf.models import hub
+from specgguf.models import hparams, hub
 from specgguf.presets import ModelFile, Preset
 
 from . import draft_candidates, search
 from .hardware import Machine
 
 NO_DRAFT = ("none", "off", "no")
-NGRAM = "ngram"
+NGRAM, HEADS = "ngram", "heads"
+NO_FILE = (NGRAM, HEADS)  # what drafts without a file of its own
 Resolve = Callable[[ModelFile | str], Path]
 
 
@@ -29,7 +30,7 @@ class PairFiles:
     """A pair of local files.
 
     Attributes:
-        draft_model: the draft's file, "ngram", or None.
+        draft_model: the draft's file, "ngram", "heads", or None.
         draft_ref: what names the draft again; "" without one.
         why: one line about a draft that was looked for; empty where none was.
     """
@@ -46,7 +47,7 @@ class PairChoice:
 
     Attributes:
         model: a preset's file, or what names one.
-        draft_model: the same, "ngram", or None: none.
+        draft_model: the same, "ngram", "heads", or None: none.
         preset: whose settings hold for what nobody set; None without one.
         model_ref, draft_ref: what names the two again.
         why: one line about a preset that was chosen; empty where none was.
@@ -64,19 +65,22 @@ class PairChoice:
     @property
     def references(self) -> list[ModelFile | str]:
         """What has to be resolved."""
-        return [ref for ref in (self.model, self.draft_model) if ref is not None and ref != NGRAM]
+        return [ref for ref in (self.model, self.draft_model) if ref is not None and ref not in NO_FILE]
 
     def files(self, resolve: Resolve) -> PairFiles:
         """The files, each by `resolve`, which may fetch it. Raises what that raises."""
         model = resolve(self.model)
         if self.seeks_draft:
+            if hparams.prediction_heads_of(model):
+                why = "drafting with the model's own prediction heads (-d none: without)"
+                return PairFiles(model, HEADS, HEADS, why)
             found = draft_candidates.best(model)
             if found is None:
                 why = "no matching draft model is here: decoding plainly (-d REF adds one, -d ngram needs none)"
                 return PairFiles(model, None, why=why)
             why = f"drafting with {found.path.name}, which matches (-d none: without)"
             return PairFiles(model, found.path, found.name, why)
-        if self.draft_model is None or self.draft_model == NGRAM:
+        if self.draft_model is None or self.draft_model in NO_FILE:
             return PairFiles(model, self.draft_model, self.draft_ref)
         return PairFiles(model, resolve(self.draft_model), self.draft_ref)
 
@@ -93,7 +97,8 @@ def choose_pair(
     """What to load for what was asked for.
 
     Args:
-        model, draft_model: references as `hub.resolve` takes them, or presets' names; a draft also "ngram" or "none".
+        model, draft_model: references as `hub.resolve` takes them, or presets' names; a draft also "ngram", "heads",
+            "none".
         preset: a preset's name, or "auto".
         drafts: False looks for no draft where none was named.
         offline: "auto" chooses among what is here.
@@ -121,7 +126,7 @@ def choose_pair(
 def _with_draft(choice: PairChoice, ref: str | None, drafts: bool) -> PairChoice:
     draft: ModelFile | str | None = None
     if ref is not None and ref not in NO_DRAFT:
-        as_preset = None if ref == NGRAM else _preset_named(ref)
+        as_preset = None if ref in NO_FILE else _preset_named(ref)
         draft = ref if as_preset is None else as_preset.draft_model
         if draft is None:
             raise ConfigError(f"preset {ref} has no draft model", hint="presets show lists what each one holds")

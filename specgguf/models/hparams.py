@@ -15,7 +15,7 @@ from typing import Any
 from specgguf.errors import Unsupported
 from specgguf.presets import ModelFile
 
-from .header import Header, read, shards
+from .header import GgufError, Header, read, shards
 from .header_check import impossible
 
 Q8_0, Q4_K, Q6_K = 8, 12, 14  # ggml types
@@ -198,3 +198,36 @@ def _one(value: Any) -> int:
 
 def _per_layer(value: Any, n_layer: int) -> list[int]:
     return [int(v) for v in value] if isinstance(value, list) else [_one(value)] * n_layer
+
+
+# Architectures whose prediction heads llama.cpp can run, and of how many heads a file may have (0: any number). For any
+# other file it would end the process.
+HEAD_ARCHITECTURES = {
+    **dict.fromkeys("hy_v3 mimo2 step35".split(), 0),
+    **dict.fromkeys("qwen35 qwen35moe qwen3next deepseek2 deepseek32 glm4moe glm-dsa bailingmoe3".split(), 1),
+    **dict.fromkeys("cohere2moe nemotron_h_moe".split(), 1),
+}
+
+
+def prediction_heads(head: Header) -> int:
+    """How many prediction heads (MTP, NextN) a file has that can draft; 0 where it has none, or only says so."""
+    n = head.get("nextn_predict_layers", 0)
+    n_max = HEAD_ARCHITECTURES.get(head.architecture)
+    if not isinstance(n, int) or n <= 0 or n_max is None or (n_max and n > n_max) or holds_heads_alone(head):
+        return 0
+    named = any(".nextn.eh_proj." in tensor.name for tensor in head.tensors)
+    return n if named or head.metadata.get("split.count", 0) > 1 else 0
+
+
+def prediction_heads_of(path: str | Path) -> int:
+    """The same of a file; 0 for one that cannot be read."""
+    try:
+        return prediction_heads(read(path))
+    except (GgufError, OSError):
+        return 0
+
+
+def holds_heads_alone(head: Header) -> bool:
+    """Whether a file has prediction heads and not the model that they belong to."""
+    has_heads = any("nextn." in tensor.name for tensor in head.tensors)
+    return (has_heads and head.tensor("blk.0.attn_norm.weight") is None) or head.architecture == "gemma4-assistant"

@@ -16,7 +16,7 @@ from typing import Any
 import llama_cpp
 from llama_cpp import llama_chat_format
 
-from specgguf.errors import BackendError
+from specgguf.errors import BackendError, Unsupported
 
 LLAMA: Any = llama_cpp.Llama  # programs put ours in its place
 REQUIREMENT = 'pip install "llama-cpp-python>=0.3.36,<0.4"'
@@ -57,6 +57,38 @@ KV_SIZE = re.compile(r"llama_kv_cache\w*: size =\s*([\d.]+) MiB")
 STATE_SIZE = re.compile(r"llama_memory_recurrent: size =\s*([\d.]+) MiB")
 
 _POINTER, _TEXT, _SIZE = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
+
+# Prediction heads: C++ functions that llama.cpp exports and promises nobody; looked up when heads are asked for.
+# name -> (mangled by GCC and Clang, by MSVC, result, arguments)
+HEAD_CALLS: dict[str, tuple[str, str, Any, list[Any]]] = {
+    "llama_set_embeddings_nextn": (
+        "_Z26llama_set_embeddings_nextnP13llama_contextbb",
+        "?llama_set_embeddings_nextn@@YAXPEAUllama_context@@_N1@Z",
+        None,
+        [_POINTER, ctypes.c_bool, ctypes.c_bool],
+    ),
+    "llama_set_nextn_layer_offset": (
+        "_Z28llama_set_nextn_layer_offsetP13llama_contexti",
+        "?llama_set_nextn_layer_offset@@YAXPEAUllama_context@@H@Z",
+        None,
+        [_POINTER, ctypes.c_int32],
+    ),
+    "llama_get_embeddings_nextn": (
+        "_Z26llama_get_embeddings_nextnP13llama_context",
+        "?llama_get_embeddings_nextn@@YAPEAMPEAUllama_context@@@Z",
+        ctypes.POINTER(ctypes.c_float),
+        [_POINTER],
+    ),
+    "llama_get_ctx_other": (
+        "_Z19llama_get_ctx_otherP13llama_context",
+        "?llama_get_ctx_other@@YAPEAUllama_context@@PEAU1@@Z",
+        _POINTER,
+        [_POINTER],
+    ),
+}
+HEAD_SYMBOLS = ("llama_model_n_layer_nextn", "llama_model_n_embd_out", "llama_model_n_embd_inp")
+HEAD_FIELDS = {"llama_model_params": ["load_mtp"], "llama_context_params": ["ctx_type", "ctx_other"]}
+
 GGML_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ggml_backend_dev_count": (_SIZE, []),
     "ggml_backend_dev_get": (_POINTER, [_SIZE]),
@@ -101,6 +133,33 @@ def check() -> None:
     chat_handlers()
     _require(getattr(llama_cpp.llama_cpp, "_lib", None), "llama_tokenize", "llama_cpp._lib.llama_tokenize")
     ggml()
+
+
+def head_calls() -> dict[str, Callable[..., Any]]:
+    """The calls that prediction heads need, typed, by name.
+
+    Raises:
+        Unsupported: one of them is missing.
+    """
+    found: dict[str, Callable[..., Any]] = {}
+    missing = [name for name in HEAD_SYMBOLS if not hasattr(llama_cpp, name)]
+    for structure, names in HEAD_FIELDS.items():
+        missing += [f"{structure}.{name}" for name in names if name not in field_names(getattr(llama_cpp, structure))]
+    for name, (*mangled, result, arguments) in HEAD_CALLS.items():
+        for spelled in (name, *mangled):
+            function = getattr(llama_cpp.llama_cpp._lib, str(spelled), None)
+            if function is not None:
+                function.restype, function.argtypes = result, arguments
+                found[name] = function
+                break
+        else:
+            missing.append(name)
+    if missing:
+        raise Unsupported(
+            f"llama-cpp-python {version()} has no prediction heads: {missing[0]} is missing",
+            hint=f"{REQUIREMENT}, or --draft off",
+        )
+    return found
 
 
 def check_loaded(llama: Any) -> None:

@@ -13,13 +13,11 @@ from collections import abc
 from time import perf_counter
 from typing import Any, NoReturn
 
-import numpy as np
-
 from specgguf.errors import BackendError, Cancelled, ConfigError, ContextFull
 
 from . import backend, rollback
 from .pool import Pool
-from .sequence import Part, Sequence
+from .sequence import NO_ROWS, Part, Sequence
 from .weights import Weights
 
 _STOPPED = "stopped while reading the prompt"
@@ -34,6 +32,7 @@ class Context:
         n_ctx: the most tokens that a sequence can hold. What all hold together is the pool's to know.
         settings: the context's parameters as asked for.
         decode_s: seconds spent inside llama.cpp so far.
+        on_pass: called with the parts of each native pass, padded, once `tokens` has what they read.
 
     Args:
         weights: the loaded file.
@@ -103,6 +102,7 @@ class Context:
         self.sequences = [Sequence(self, id, make(id)) for id in range(n_seq_max)]
         self.pool = Pool(self.sequences, n_usable)
         self.decode_s = 0.0
+        self.on_pass: abc.Callable[[list[Part]], None] | None = None
 
     def decode(self, parts: abc.Sequence[Part]) -> list[backend.Logits]:
         """Decode each part's tokens after those that its sequence holds: a sequence stands in one part at most.
@@ -142,7 +142,7 @@ class Context:
 
     def _decode(self, parts: abc.Sequence[Part]) -> list[backend.Logits]:
         passes = self._passes(parts)
-        found = [_NO_ROWS] * len(parts)
+        found = [NO_ROWS] * len(parts)
         for at, one in enumerate(passes):
             if at and self.cancelled:
                 raise Cancelled(_STOPPED)
@@ -201,16 +201,18 @@ class Context:
             self.decode_s += perf_counter() - started
             self._fail(code, parts, n_tokens)
         n_rows = sum(n_outputs)
-        rows = backend.rows(self.handle, n_rows, self.n_vocab) if n_rows else _NO_ROWS
+        rows = backend.rows(self.handle, n_rows, self.n_vocab) if n_rows else NO_ROWS
         self.decode_s += perf_counter() - started
         for part in parts:
             part.sequence.tokens.extend(part.tokens)
         for part in parts:
             part.sequence.decoded(part.n_padding)
+        if self.on_pass is not None:
+            self.on_pass(parts)
         found, end = [], 0
         for (_, _, n_out, n_padding), n in zip(parts, n_outputs, strict=True):
             end += n
-            found.append(rows[end - n_padding - n_out : end - n_padding] if n_out else _NO_ROWS)
+            found.append(rows[end - n_padding - n_out : end - n_padding] if n_out else NO_ROWS)
         return found
 
     def _fill(self, parts: list[Part]) -> tuple[int, list[int]]:
@@ -295,6 +297,3 @@ class Model(Sequence):
     def close(self) -> None:
         """Free the context; the weights stay loaded."""
         self.context.close()
-
-
-_NO_ROWS = np.empty((0, 0), dtype=np.float32)

@@ -11,6 +11,8 @@ from collections import abc
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from specgguf.decode.sequence import common_prefix
 from specgguf.errors import BackendError
 from specgguf.models import header
@@ -19,6 +21,8 @@ from . import backend
 from .rollback import Plain, Rollback
 from .rpc.elsewhere import Elsewhere
 from .weights import Weights
+
+NO_ROWS: backend.Logits = np.empty((0, 0), dtype=np.float32)
 
 _families = itertools.count()  # never used again: an old family's cells may outlive its first member's
 

@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import gguf
 import numpy as np
@@ -165,6 +166,12 @@ NARROW = Shape(n_embd=32, n_layer=1, n_ff=32)
 Draw = Callable[..., np.ndarray]
 
 
+class TensorWriter(Protocol):
+    """As much of a `gguf.GGUFWriter` as a block needs."""
+
+    def add_tensor(self, name: str, tensor: np.ndarray) -> object: ...
+
+
 def drawer(seed: int, noise: float, noise_seed: int) -> Draw:
     """draw(name, rows, columns, std=...) -> float32 normal weights, a function of seed and name alone.
 
@@ -230,18 +237,19 @@ def _embeddings(draw: Draw, shape: Shape, vocab: Vocab, scale: float) -> tuple[n
     return embd, output
 
 
-def _ffn(w: gguf.GGUFWriter, draw: Draw, shape: Shape, i: int) -> None:
+def _ffn(w: TensorWriter, draw: Draw, shape: Shape, i: int, *, norm: str = "ffn_norm") -> None:
     n, ff = shape.n_embd, shape.n_ff
-    w.add_tensor(f"blk.{i}.ffn_norm.weight", np.ones(n, np.float32))
+    w.add_tensor(f"blk.{i}.{norm}.weight", np.ones(n, np.float32))
     w.add_tensor(f"blk.{i}.ffn_gate.weight", draw(f"gate{i}", ff, n, std=1.5 / np.sqrt(n)))
     w.add_tensor(f"blk.{i}.ffn_up.weight", draw(f"up{i}", ff, n, std=1.5 / np.sqrt(n)))
     w.add_tensor(f"blk.{i}.ffn_down.weight", _no_channel_0(draw(f"down{i}", n, ff, std=1.0 / np.sqrt(ff))))
 
 
-def _attention(w: gguf.GGUFWriter, draw: Draw, shape: Shape, i: int, *, norms: bool) -> None:
-    """Queries and keys are large, so that attention is sharp and every cached token matters."""
+def _attention(w: TensorWriter, draw: Draw, shape: Shape, i: int, *, norms: bool, gated: bool = False) -> None:
+    """Queries and keys are large, so that attention is sharp and every cached token matters. `gated`: beside each
+    head's query stands a gate of its output."""
     n, kv = shape.n_embd, shape.n_head_kv * shape.n_embd_head
-    w.add_tensor(f"blk.{i}.attn_q.weight", draw(f"q{i}", n, n, std=1.5 / np.sqrt(n)))
+    w.add_tensor(f"blk.{i}.attn_q.weight", draw(f"q{i}", n * (2 if gated else 1), n, std=1.5 / np.sqrt(n)))
     w.add_tensor(f"blk.{i}.attn_k.weight", draw(f"k{i}", kv, n, std=1.5 / np.sqrt(n)))
     w.add_tensor(f"blk.{i}.attn_v.weight", draw(f"v{i}", kv, n, std=1.5 / np.sqrt(n)))
     w.add_tensor(f"blk.{i}.attn_output.weight", _no_channel_0(draw(f"o{i}", n, n, std=1.5 / np.sqrt(n))))

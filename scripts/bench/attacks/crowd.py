@@ -1,4 +1,4 @@
-"""A crowd of honest clients beside a bomb, a leaver and an idle connection every second: is everybody served?
+"""Honest clients beside a bomb, a leaver and an idle connection every second: is everybody served?
 
 scripts/bench/run crowd --model M.gguf [--draft-model D.gguf] [--clients 64] [--seconds 600] [--save FILE]. An honest
 client asks for a few tokens, whole or as a stream, again and again; where the queue is full it comes back when it is

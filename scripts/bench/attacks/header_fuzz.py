@@ -1,4 +1,4 @@
-"""Damaged GGUF headers, each loaded and used in a child process: a native death, a hang or a raw error is a fault.
+"""Damaged GGUF headers, each used in a child process: a native death, a hang or a raw error is a fault.
 
 scripts/bench/run header-fuzz FILE.gguf … [--n 3000] [--seconds S] [--save FILE]: so many damaged copies of each file,
 which takes turns with the others. Only the header of a file is copied: its tensors are a hole, all zeros, so that large

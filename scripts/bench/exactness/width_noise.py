@@ -26,6 +26,7 @@ from specgguf import SamplingParams, SpeculativeLlama
 from specgguf.bench import runs
 from specgguf.decode.sampling import Transform
 from specgguf.native.context import Model
+from specgguf.native.sequence import Sequence as Cached
 
 KINDS = ("code", "story")
 PADDED = "1, padded"  # strict: a single token beside a dummy
@@ -54,7 +55,7 @@ class Noise:
     overlap: float
 
 
-def feed(model: Model, prompt: Sequence[int], tokens: Sequence[int], width: int) -> np.ndarray:
+def feed(model: Cached, prompt: Sequence[int], tokens: Sequence[int], width: int) -> np.ndarray:
     """The rows before each of `tokens`, `width` at a time after the same prefill."""
     model.clear()
     model.extend(list(prompt[:-1]), 0)
@@ -63,7 +64,7 @@ def feed(model: Model, prompt: Sequence[int], tokens: Sequence[int], width: int)
     return np.concatenate(rows)
 
 
-def greedy(model: Model, prompt: Sequence[int], n: int) -> list[int]:
+def greedy(model: Cached, prompt: Sequence[int], n: int) -> list[int]:
     """The likeliest tokens, one at a time; the text does not end before."""
     distribution = Transform(GREEDY, n_vocab=model.n_vocab, eog=model.eog).distribution
     model.clear()

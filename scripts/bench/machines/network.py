@@ -1,4 +1,4 @@
-"""A target over a worker behind a slow network: plain decoding, three drafted tokens and auto, by round trip.
+"""A target over a worker behind a slow network: plain, three drafted tokens, and auto, by round trip.
 
 Needs a llama-cpp-python with RPC (scripts/rpc_build). Half of the layers lie on a worker of this machine, behind a
 relay that hands on every byte half a round trip later. It has no limit of bandwidth, and TCP's own start after a pause

@@ -1,4 +1,4 @@
-"""`specgguf batch` beside a loop over `create_completion`, in tokens/s; and is all answered once if it is killed?
+"""`specgguf batch` beside a loop over `create_completion`; and is all answered once if it is killed?
 
 Requests of one kind through one engine, greedy, of a fixed length: one after the other, and N together, in turn. Saved
 with the machine, versions and hashes.

@@ -1,4 +1,4 @@
-"""Several requests at once: tokens a second in all, plain and drafted, together and one after the other.
+"""Several requests at once: tokens a second in all, plain and drafted, together and in turn.
 
 Of B prompts each is answered with so many tokens, by one engine with B places. Compared are plain decoding of all
 together, plain decoding one after the other, three drafted tokens for each, and the schedule's own choice ("auto"), one

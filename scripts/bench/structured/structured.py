@@ -58,6 +58,7 @@ def main() -> int:
     samples = read(options.save, files)
     every = list(schemas())
     cases = list(enumerate(every))[:: len(every) // N_SCHEMAS][: options.n]
+    cases = [*cases[len(samples) % len(cases) :], *cases[: len(samples) % len(cases)]]  # where the last run ended
     with SpeculativeLlama(options.model, options.draft_model, n_ctx=1024, **threads) as llm:
         for way in WAYS:
             answer(llm, cases[0][1], way, WARMUP_TOKENS, clock)

@@ -1,0 +1,1 @@
+"""Drafting with the target's own prediction heads, over sequences that read hidden states beside tokens."""

@@ -1,0 +1,77 @@
+"""Prediction heads from the file to the answer: who is refused, in which words, and that the programs take them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from conftest import Pair
+from support.tiny import SMALL, chat
+from support.tiny_heads import agreeing_by_attention, write_hy_v3, write_qwen35
+
+from specgguf import SpeculativeLlama
+from specgguf.errors import Unsupported
+from specgguf.fit.pair_choice import HEADS, choose_pair, here
+from specgguf.models import header, hparams
+from specgguf.native import compat
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One that agrees with its target."""
+    path = tmp_path_factory.mktemp("heads") / "agrees.gguf"
+    return write_hy_v3(path, chat(), shape=replace(SMALL, n_layer=1), given=agreeing_by_attention(chat()))
+
+
+@pytest.mark.parametrize("n_parallel", [1, 2])
+def test_answers_are_drafted_and_survive_saving(file: Path, n_parallel: int) -> None:
+    with SpeculativeLlama(str(file), "heads", draft=3, n_ctx=256, n_parallel=n_parallel) as llm:
+        first = llm.create_completion("hello there", max_tokens=40, seed=3)
+        stats = llm.last_stats
+        assert stats.draft_n == stats.draft_n_accepted > 20
+        llm.load_state(llm.save_state())
+        again = llm.create_completion("hello there", max_tokens=40, seed=3)
+        assert llm.last_stats.draft_n == llm.last_stats.draft_n_accepted > 20
+    with SpeculativeLlama(str(file), None, n_ctx=256) as llm:
+        plain = llm.create_completion("hello there", max_tokens=40, seed=3)
+    texts = [answer["choices"][0]["text"] for answer in (first, again, plain)]
+    assert all(len(text) > 10 for text in texts)
+
+
+def test_a_file_without_heads_is_refused(tiny_chat: Pair) -> None:
+    with pytest.raises(Unsupported, match="has no prediction heads that can draft"):
+        SpeculativeLlama(str(tiny_chat.target), "heads")
+
+
+def test_a_library_without_the_calls_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(compat.HEAD_CALLS, "llama_get_ctx_other_", ("a", "b", None, []))
+    with pytest.raises(Unsupported, match="has no prediction heads: llama_get_ctx_other_ is missing"):
+        SpeculativeLlama(str(file), "heads")
+
+
+def test_a_file_of_heads_alone_is_refused_as_a_draft(
+    file: Path, tiny_chat: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, read = header.read(file), header.read
+    alone = replace(whole, tensors=tuple(t for t in whole.tensors if not t.name.startswith("blk.0.")))
+    assert hparams.prediction_heads(whole) == 1
+    assert hparams.prediction_heads(alone) == 0
+    monkeypatch.setattr(header, "read", lambda path, **kw: alone if path == str(file) else read(path, **kw))
+    with pytest.raises(Unsupported, match="holds prediction heads alone"):
+        SpeculativeLlama(str(tiny_chat.target), str(file))
+
+
+def test_a_file_that_names_more_heads_than_llama_cpp_runs_is_not_taken(tmp_path: Path) -> None:
+    head = header.read(write_qwen35(tmp_path / "hybrid.gguf", chat()))
+    assert hparams.prediction_heads(head) == 1
+    many = replace(head, metadata={**head.metadata, "qwen35.nextn_predict_layers": 2})
+    assert hparams.prediction_heads(many) == 0
+
+
+def test_programs_take_the_heads_where_no_draft_is_named(file: Path) -> None:
+    files = choose_pair(str(file)).files(here)
+    assert files.draft_model == HEADS
+    assert "own prediction heads" in files.why
+    assert choose_pair(str(file), "none").files(here).draft_model is None
+    assert choose_pair(str(file), "heads").files(here).draft_model == HEADS
