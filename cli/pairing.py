@@ -33,7 +33,7 @@ class ChosenPair:
 
     Attributes:
         model: the target's file.
-        draft_model: the draft's file, "ngram", or None.
+        draft_model: the draft's file, "ngram", "heads", or None.
         model_ref, draft_ref: what the user would type to get them again.
         why: one line about a preset that was chosen for the user; empty where none was.
         remark: one line about what drafts, where nobody named it.

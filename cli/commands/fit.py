@@ -116,14 +116,14 @@ def _plan(settings: Settings, machine: Machine) -> tuple[Plan, tuple[Path | None
 
 def _draft(choice: PairChoice, target: Path | None, offline: bool | None) -> RemoteHeader | None:
     from specgguf.fit import draft_candidates
-    from specgguf.fit.pair_choice import NGRAM
+    from specgguf.fit.pair_choice import NO_FILE
     from specgguf.models import remote_header
 
     if choice.seeks_draft:
         best = draft_candidates.best(target) if target else None
         return remote_header.read(best.path) if best else None
     ref = choice.draft_model
-    return None if ref is None or ref == NGRAM else remote_header.read(ref, offline=offline)
+    return None if ref is None or ref in NO_FILE else remote_header.read(ref, offline=offline)
 
 
 def _load(load: LoadParams, settings: Settings, prefix: str) -> LoadParams:

@@ -206,7 +206,7 @@ def _to_save(given: Mapping[str, Any], summary: str) -> dict[str, Any]:
         return str(path.resolve()) if path.exists() else text
 
     values: dict[str, Any] = {"summary": summary or "saved by the user", "model": reference(given["model"])}
-    if given.get("draft_model") not in (None, "none", "ngram"):
+    if given.get("draft_model") not in (None, "none", "ngram", "heads"):
         values["draft_model"] = reference(given["draft_model"])
     known = {f.name for f in fields(Preset)} - {"name", "model", "draft_model", "sampling"}
     values |= {k: v for k, v in given.items() if k in known}

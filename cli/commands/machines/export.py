@@ -47,10 +47,14 @@ def _handover(measured: Path | None, host: str, port: int, flags: dict[str, Any]
     from specgguf.cli.pairing import pick
 
     from specgguf.bench import recommend, results
+    from specgguf.errors import Unsupported
+    from specgguf.fit.pair_choice import HEADS
 
     settings = gather(flags)
     reports = recommend.report(results.load(measured)[1]) if measured else []
     pair = pick(settings, StatusOutput(console.style_for(sys.stderr)))
+    if pair.draft_model == HEADS:
+        raise Unsupported("a model's prediction heads are not exported", hint="-d FILE, -d ngram or -d none")
     settings.sampling()
     given = {name: settings[name] for name in settings if settings.given(name) and settings[name] is not None}
     return handover.Handover(pair.model, pair.draft_model, given, host, port, reports)
