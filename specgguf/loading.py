@@ -132,6 +132,8 @@ def open_pair(
     try:
         own_heads = draft_model_path == HEADS
         if own_heads:
+            if "rpc_servers" in target_keys:
+                raise Unsupported("a target on workers cannot draft by its own heads", hint="-d FILE, or -d ngram")
             _check_heads(model_path)
         own = {"native_params": heads.LOAD} if own_heads else {}
         weights = Weights(model_path, _load_keys(target_keys, warnings, "n_gpu_layers"), **own)

@@ -17,7 +17,8 @@ from conftest import Pair
 from support.contexts import KEYWORDS, MEMORIES, TEXT, Opened, Shared
 from support.remotes import NOBODY, kill_child, live_elsewhere
 
-from specgguf.errors import BackendError, WorkerLost
+from specgguf import SpeculativeLlama
+from specgguf.errors import BackendError, Unsupported, WorkerLost
 from specgguf.native.context import Model
 from specgguf.native.rpc import remote
 from specgguf.native.sequence import Part
@@ -151,6 +152,11 @@ def test_closing_ends_the_child(tiny_pair: Pair) -> None:
     weights.close()
     assert process.poll() is not None
     weights.close()
+
+
+def test_its_own_heads_are_out_of_reach(tiny_pair: Pair) -> None:
+    with pytest.raises(Unsupported, match="a target on workers cannot draft by its own heads"):
+        SpeculativeLlama(str(tiny_pair.target), "heads", rpc_servers="nobody:1")
 
 
 def test_a_file_that_cannot_be_loaded_there_is_said_here(tmp_path: Path, tiny_pair: Pair) -> None:
