@@ -23,6 +23,7 @@ from bench.lib.cells import RESULTS, ROOT, commit, say
 from specgguf import SamplingParams, SpeculativeLlama
 from specgguf.bench import results
 from specgguf.bench.runs import load_prompts
+from specgguf.loading import physical_cores
 
 WAYS = ("plain together", "plain in turn", "fixed 3", "auto")
 DRAFTS: dict[str, int | str] = {"plain together": "off", "plain in turn": "off", "fixed 3": 3, "auto": "auto"}
@@ -69,6 +70,7 @@ def table(args: argparse.Namespace) -> dict[str, Any]:
         "model": Path(args.model).name,
         "draft_model": Path(args.draft_model).name,
         "n_tokens": args.tokens,
+        "n_threads": physical_cores(),
         "cells": cells,
     }
 
