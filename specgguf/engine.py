@@ -230,11 +230,12 @@ class Engine:
             if found is None:
                 return False
             held[:] = [one for one in found if one is not None]
-            held[0].clear()
             return True
 
         with self._turns.place(begin, cancelled, timeout):
             try:
+                with self.lock():
+                    held[0].clear()
                 yield held[0]
             finally:
                 with self.lock():
@@ -242,7 +243,7 @@ class Engine:
 
     def fits_now(self, n_tokens: int) -> bool:
         """Whether a generation that may grow to so many tokens could begin at once."""
-        return len(self._turns.running) < self.n_parallel and self.caches.can_admit(n_tokens)
+        return self._turns.n_asked < self.n_parallel and self.caches.can_admit(n_tokens)
 
     def each_generation(self, told: Callable[[Generation], None]) -> AbstractContextManager[None]:
         """Inside it, `told` gets every generation that this thread asks for, before it begins."""

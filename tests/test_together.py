@@ -218,6 +218,61 @@ def test_a_thread_does_not_wait_for_itself(opened: Make, tiny_pair: Pair) -> Non
     assert len(ids(unread[1])) == 99
 
 
+def test_a_free_place_is_not_taken_from_an_own_one(opened: Make, tiny_pair: Pair) -> None:
+    """Another thread asked before and has not taken its place yet: this one waits, and ends nothing of its own."""
+    llm = opened(tiny_pair)
+    own = llm.generate(PROMPTS[0], wish(100))
+    begun = next(own)
+    expected = alone(opened, tiny_pair)
+    with ThreadPoolExecutor(1) as pool:
+        with llm._engine.lock():
+            other = pool.submit(lambda: ids(llm.generate(PROMPTS[1], wish())))
+            until(lambda: llm._engine._turns.n_asked == 2, "the other one waits")
+        assert ids(llm.generate(PROMPTS[2], wish())) == expected[2]
+        assert other.result(WAIT_S) == expected[1]
+    assert [begun.token, *ids(own)][:24] == expected[0]
+
+
+def test_a_draft_that_cannot_be_admitted_takes_no_place(
+    opened: Make, tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = opened(tiny_pair)
+    draft = llm._engine.draft_model
+    assert draft is not None
+
+    def failing(*_: Any) -> Any:
+        raise BackendError("no cells")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(draft.context.pool, "admit", failing)
+        for _ in range(5):
+            with pytest.raises(BackendError, match="no cells"):
+                ids(llm.generate(PROMPTS[0], wish()))
+    assert in_turns([llm.generate(p, wish()) for p in PROMPTS[:3]]) == alone(opened, tiny_pair)[:3]
+
+
+def test_a_cache_that_cannot_be_rolled_back_is_nobody_elses_fault(
+    opened: Make, tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = opened(tiny_pair)
+    asked = [llm.generate(prompt, wish()) for prompt in PROMPTS[:2]]
+    for one in asked:
+        next(one)
+    run = llm._engine._turns.running[0].run
+    assert run is not None
+    clear = run.target.clear  # type: ignore[attr-defined]
+
+    def failing(tokens: Any) -> int:
+        clear()
+        raise BackendError("cleared")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run.target, "reuse", failing)
+        llm._engine._turns._leaving.append(llm._engine._turns.running[0])
+        assert ids(asked[1]) == alone(opened, tiny_pair)[1][1:]
+    assert ids(llm.generate(PROMPTS[0], wish())) == alone(opened, tiny_pair)[0]
+
+
 def test_a_caller_that_does_not_wait_is_told(opened: Make, tiny_pair: Pair) -> None:
     llm = opened(tiny_pair, n_parallel=2)
     held = [threading.Event() for _ in range(2)]

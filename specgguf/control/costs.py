@@ -16,6 +16,7 @@ from typing import Any
 
 from .constants import CLIP, COST_NOISE, LOAD_NOISE, MACHINE_DRIFT, PAD_BELOW, SAMPLE_NOISE
 
+PAD_MAX = 15  # dummies beside a pass: cells are kept for so many
 PREFILL_FROM = 9  # tokens: fewer say nothing about the cost of one
 
 
@@ -120,7 +121,7 @@ class Costs:
     def padding(self, batch_size: int) -> int:
         """How many dummies make a pass over `batch_size` tokens cheapest. A size that was not seen yet is left alone
         unless a larger one costs no more than is expected of it."""
-        larger = {n: cost.seconds for n, cost in self._verify.items() if n > batch_size} if self.pads else {}
+        larger = {n: cost.seconds for n, cost in self._verify.items() if 0 < n - batch_size <= PAD_MAX and self.pads}
         if not larger:
             return 0
         cheapest = min(larger, key=lambda n: larger[n])

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from specgguf.control.costs import PAD_MAX
 from specgguf.decode.vocab_map import DraftText, VocabMap
 from specgguf.errors import ConfigError
 from specgguf.native.sequence import Owner
 from specgguf.native.sequence import Sequence as Cached
 
-CELLS_BESIDE = 16  # of a sequence's cells, beside its tokens: dummies that pad a pass
+CELLS_BESIDE = PAD_MAX + 1  # of a sequence's cells, beside its tokens: dummies that pad a pass
 
 
 class Caches:
@@ -34,20 +35,26 @@ class Caches:
         """Sequences for a generation that may grow to `end` tokens, holding what is known of its prompt already; None
         while there is no room for it."""
         held: list[Cached] = []
-        for name, model in self._models.items():
-            pool = model.context.pool
-            sequence = model
-            if self.n_sequences > 1:
-                tokens, n = prompt[:-1], end + CELLS_BESIDE
-                if name == "draft" and self._map is not None:
-                    tokens, _ = DraftText(self._map).of(tokens)
-                    n += len(tokens) - len(prompt) + 1
-                sequence = pool.admit(tokens, min(n, pool.n_cells))
-            if sequence is None:
-                self.give_back(*held)
-                return None
-            held.append(sequence)
+        try:
+            for name, model in self._models.items():
+                sequence = model if self.n_sequences == 1 else self._admit(name, model, prompt, end)
+                if sequence is None:
+                    self.give_back(*held)
+                    return None
+                held.append(sequence)
+        except BaseException:
+            self.give_back(*held)
+            raise
         return held[0], held[1] if len(held) > 1 else None
+
+    def _admit(self, name: str, model: Cached, prompt: Sequence[int], end: int) -> Cached | None:
+        tokens, n = prompt[:-1], end + CELLS_BESIDE
+        if name == "draft" and self._map is not None:
+            tokens, _ = DraftText(self._map).of(tokens)
+            n += len(tokens) - len(prompt) + 1
+        pool = model.context.pool
+        admitted: Cached | None = pool.admit(tokens, min(n, pool.n_cells))
+        return admitted
 
     def give_back(self, *sequences: Cached | None) -> None:
         """A generation has ended; what its sequences hold is kept while nobody needs the cells."""

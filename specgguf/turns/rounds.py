@@ -85,9 +85,10 @@ class Rounds:
         costs = self.schedule.costs
         if len(parts) > 1 and costs is not None and parts[0].kind == "verify":
             *rest, last = parts
-            self._n_padding = costs.padding(sum(len(part.tokens) for part in parts))
-            if self._n_padding and last.sequence.rolls_back_freely:
-                parts = [*rest, replace(last, n_padding=self._n_padding)]
+            n = costs.padding(sum(len(part.tokens) + part.n_padding for part in parts))
+            fits = len(last.sequence.tokens) + len(last.tokens) + n <= last.sequence.n_ctx
+            if n and fits and not last.n_padding and last.sequence.rolls_back_freely:
+                parts, self._n_padding = [*rest, replace(last, n_padding=n)], n
         return decode_together(parts)
 
     def _hand_out(

@@ -6,6 +6,7 @@ about what a round is.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from collections import deque
@@ -16,7 +17,7 @@ from specgguf.control.controller import Adaptive, Fixed
 from specgguf.decode.generation import Generation
 from specgguf.decode.records import Round
 from specgguf.decode.run import Run
-from specgguf.errors import Busy, Cancelled
+from specgguf.errors import BackendError, Busy, Cancelled
 
 from .lead import Lead
 
@@ -150,7 +151,8 @@ class Turn:
         self.ended = True
         try:
             if self.run is not None:
-                self.run.synchronise()
+                with contextlib.suppress(BackendError):  # a cache that cannot be rolled back was cleared
+                    self.run.synchronise()
         finally:
             self._leave()
 

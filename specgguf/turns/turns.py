@@ -33,6 +33,8 @@ class Interruptible(Protocol):
         """Take `cancel` back."""
 
 
+LOOK_S = 1.0  # who waits looks this often: a place may be given back where nobody can be told
+
 Play = Callable[[Sequence[Turn], "Turns"], None]
 
 
@@ -58,6 +60,7 @@ class Turns:
         self._contexts = contexts
         self._play = play
         self._waiting: deque[Turn] = deque()
+        self._lacks_cells = False  # the first of them: the caches cannot hold it beside those that run
         self._leaving: deque[Turn] = deque()  # they have ended, and still hold their places
         self._asked_last: weakref.ref[Generation] | None = None
         self._free: Callable[[], None] | None = None  # what is to be done once nobody leads
@@ -107,10 +110,12 @@ class Turns:
                     n_seen = self.lead.n_changes
                     if self._take_place(turn, begin, cancelled):
                         return
-                if not self.lead.wait(n_seen, cancelled, left):
+                came = self.lead.wait(n_seen, cancelled, LOOK_S if left is None else min(left, LOOK_S))
+                if not came and left is not None and left <= LOOK_S:
                     raise busy()
         finally:
             self._waiting.remove(turn)
+            self._lacks_cells = False
             self.lead.tell()
 
     def _take_place(self, turn: Turn, begin: Callable[[], bool], cancelled: Callable[[], bool]) -> bool:
@@ -124,6 +129,9 @@ class Turns:
                 if begin():
                     self.running.append(turn)
                     return True
+                self._lacks_cells = True
+            elif len(self.running) < self.n_max and not self._lacks_cells:
+                return False  # a place is free for who asked before
             unread = [one for one in self.running if one.thread == threading.get_ident()]
             if not unread:
                 return False
@@ -140,6 +148,11 @@ class Turns:
         finally:
             self.release(turn)
 
+    @property
+    def n_asked(self) -> int:
+        """Places that are held or waited for."""
+        return len(self.running) + len(self._waiting)
+
     def release(self, turn: Turn) -> None:
         """`turn` has ended: its caches are rolled back to a prefix of what it committed, now or, where a round is
         under way, when that is over."""
@@ -152,6 +165,7 @@ class Turns:
     def end(self, turn: Turn) -> None:
         """It holds no place any more, and its caches are valid. For who leads."""
         if turn in self.running:
+            self._lacks_cells = False
             self.running.remove(turn)
             self.reading = None if self.reading is turn else self.reading
             try:

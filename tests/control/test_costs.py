@@ -49,6 +49,12 @@ def test_a_pass_is_padded_to_a_tile_that_is_cheaper() -> None:
     assert Costs(8).padding(3) == 0
 
 
+def test_no_more_dummies_than_cells_are_kept_for() -> None:
+    costs = Costs(64, {1: 0.1, 2: 0.2, 17: 0.15, 18: 0.15, 64: 0.01}, pads=True)
+    assert costs.padding(2) == 15
+    assert costs.padding(49) == 15
+
+
 def test_where_wider_passes_cost_more_nothing_is_padded() -> None:
     """Not for what a noisy sample says, either; and a width that was never seen is tried."""
     costs = Costs(8, {1: 0.10, 2: 0.12, 4: 0.142, 6: 0.15, 8: 0.17}, pads=True)
