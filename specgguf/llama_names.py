@@ -110,8 +110,9 @@ class LlamaNames:
 
         for file in additional_files or ():
             path(repo_id, file)
+        model = path(repo_id, filename)
         draft = path(draft_repo_id, draft_filename) if draft_repo_id else None
-        return cls(path(repo_id, filename), draft, **keywords)  # type: ignore[call-arg]  # as `SpeculativeLlama` does
+        return cls(model, draft, **keywords)  # type: ignore[call-arg]  # as `SpeculativeLlama` does
 
     def __getattr__(self, name: str) -> Any:
         if name in REFUSED:
