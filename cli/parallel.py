@@ -5,7 +5,6 @@ It reads heads of files and does arithmetic; it loads nothing.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,18 +37,15 @@ def check(settings: Settings) -> None:
 
 def how_many(settings: Settings, pair: ChosenPair, n_max: int) -> int:
     """So many texts at once fit with their contexts; 1 for recurrent memories."""
-    from specgguf.fit.footprint import footprint
+    from specgguf.turns.caches import CELLS_BESIDE
 
     plan = plan_of(settings, pair)
-    if 0 in plan.target.hparams.k_width:
+    if plan.target.hparams.is_recurrent:
         return 1
-    n_ctx = int(settings["n_ctx"] or plan.target.n_ctx)
-    for n in sorted({n_max, *(2**k for k in range(1, n_max.bit_length()))}, reverse=True):
-        target = replace(plan.target, n_ctx=n * n_ctx)
-        draft = replace(plan.draft, n_ctx=n * n_ctx) if plan.draft is not None else None
-        if 1 < n <= n_max and footprint(target, draft, plan.machine).fits:
-            return int(n)
-    return 1
+    each = (settings["n_ctx"] or plan.target.n_ctx) + CELLS_BESIDE
+    while n_max > 1 and not plan.with_n_ctx(n_max * each).fits:
+        n_max //= 2
+    return n_max
 
 
 def largest_n_ctx(settings: Settings, pair: ChosenPair) -> int:
@@ -60,10 +56,10 @@ def largest_n_ctx(settings: Settings, pair: ChosenPair) -> int:
     """
     from specgguf.fit import search
 
-    n_ctx: int = search.largest_n_ctx(plan_of(settings, pair))
+    n_ctx = search.largest_n_ctx(plan_of(settings, pair))
     if not n_ctx:
         raise SpecggufError("this pair does not fit into the free memory", hint="specgguf fit shows what would")
-    return int(n_ctx)
+    return n_ctx
 
 
 def plan_of(settings: Settings, pair: ChosenPair) -> Plan:

@@ -169,11 +169,6 @@ class SpeculativeLlama(LlamaNames, AsyncCalls):
         return self._engine.last_stats
 
     @property
-    def metadata(self) -> dict[str, str]:
-        """The target file's metadata."""
-        return self._pair.weights.metadata
-
-    @property
     def rollback(self) -> dict[str, str]:
         """How each context drops rejected tokens: plain, native, checkpoint or unsupported."""
         draft = self._engine.draft_model
@@ -185,40 +180,7 @@ class SpeculativeLlama(LlamaNames, AsyncCalls):
         models = (self._engine.target, self._engine.draft_model)
         return sum(model.context.decode_s for model in models if model is not None)
 
-    def n_ctx(self) -> int:
-        """The context's length in tokens."""
-        return self._engine.target.n_ctx
-
-    def n_vocab(self) -> int:
-        """The target's vocabulary size."""
-        return self._engine.target.n_vocab
-
-    def token_bos(self) -> int:
-        """The beginning-of-text id; -1 where there is none."""
-        return self._pair.weights.bos
-
-    def token_eos(self) -> int:
-        """The end-of-text id."""
-        return self._pair.weights.eos
-
-    @property
-    def eog_tokens(self) -> frozenset[int]:
-        """The ids that end a text, the end-of-text id among them."""
-        return self._pair.weights.eog
-
-    def token_nl(self) -> int:
-        """The id of a newline."""
-        return self._pair.weights.nl
-
     # --- text and tokens ----------------------------------------------------------------------------------
-
-    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
-        """Token ids of `text`; `special` reads special tokens' texts as those tokens."""
-        return prompts.tokenize(self._pair.weights, text, add_bos=add_bos, special=special)
-
-    def detokenize(self, tokens: Iterable[int], prev_tokens: object = None, special: bool = False) -> bytes:
-        """The bytes of `tokens`, whole however long a token's text is."""
-        return prompts.detokenize(self._pair.weights, tokens, special=special)
 
     @property
     def _vocab(self) -> Any:

@@ -1,16 +1,17 @@
 """What `llama_cpp.Llama` has beside its calls: attributes that programs read, and names that are refused with a reason.
 
-A base of `SpeculativeLlama`. It knows the loaded pair's weights and contexts, and nothing of text or drafting.
+A base of `SpeculativeLlama`. It knows the loaded pair's weights, vocabulary and contexts, and nothing of drafting.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
 from .errors import Unsupported
 from .loading import LoadedPair
+from .text import tokenize as prompts
 
 # Public attributes of `llama_cpp.Llama` that are not here, and why.
 REFUSED = {
@@ -125,6 +126,44 @@ class LlamaNames:
 
     def __deepcopy__(self, _memo: object) -> Any:
         raise Unsupported("a loaded model is not copied", hint="load it a second time, or pickle it: by path")
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """The target file's metadata."""
+        return self._pair.weights.metadata
+
+    def n_ctx(self) -> int:
+        """The context's length in tokens."""
+        return self._pair.engine.target.n_ctx
+
+    def n_vocab(self) -> int:
+        """The target's vocabulary size."""
+        return self._pair.engine.target.n_vocab
+
+    def token_bos(self) -> int:
+        """The beginning-of-text id; -1 where there is none."""
+        return self._pair.weights.bos
+
+    def token_eos(self) -> int:
+        """The end-of-text id."""
+        return self._pair.weights.eos
+
+    @property
+    def eog_tokens(self) -> frozenset[int]:
+        """The ids that end a text, the end-of-text id among them."""
+        return self._pair.weights.eog
+
+    def token_nl(self) -> int:
+        """The id of a newline."""
+        return self._pair.weights.nl
+
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
+        """Token ids of `text`; `special` reads special tokens' texts as those tokens."""
+        return prompts.tokenize(self._pair.weights, text, add_bos=add_bos, special=special)
+
+    def detokenize(self, tokens: Iterable[int], prev_tokens: object = None, special: bool = False) -> bytes:
+        """The bytes of `tokens`, whole however long a token's text is."""
+        return prompts.detokenize(self._pair.weights, tokens, special=special)
 
     def tokenizer(self) -> Tokenizer:
         """Its tokenizer, with `encode` and `decode`."""

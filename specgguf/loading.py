@@ -71,8 +71,7 @@ class Places:
         """Of `native.context.Context`, for sequences of `n_ctx` tokens."""
         if self.n_parallel == 1:
             return {}
-        n_cells = self.cache_tokens or self.n_parallel * (n_ctx + CELLS_BESIDE)
-        return {"n_seq_max": self.n_parallel, "n_cells": max(n_cells, 2)}
+        return {"n_seq_max": self.n_parallel, "n_cells": self.cache_tokens or self.n_parallel * (n_ctx + CELLS_BESIDE)}
 
 
 @dataclass
@@ -131,28 +130,19 @@ def open_pair(
     weights, target, draft_weights, draft, found = None, None, None, None, None
     try:
         own_heads = draft_model_path == HEADS
-        if own_heads:
-            if "rpc_servers" in target_keys:
-                raise Unsupported("a target on workers cannot draft by its own heads", hint="-d FILE, or -d ngram")
-            _check_heads(model_path)
-        own = {"native_params": heads.LOAD} if own_heads else {}
-        weights = Weights(model_path, _load_keys(target_keys, warnings, "n_gpu_layers"), **own)
-        if slim.SOURCE in weights.metadata:
-            raise Unsupported(f"{model_path} is a slimmed draft: it cannot answer by itself", hint="-d takes it")
-        if draft_model_path not in (None, "ngram", HEADS):
-            assert draft_model_path is not None
+        weights = _open_target(model_path, target_keys, warnings, own_heads=own_heads)
+        if draft_model_path is not None and draft_model_path not in ("ngram", HEADS):
             _check_draft_file(draft_model_path)
             load_keys = _load_keys(draft_keys, warnings, "draft_n_gpu_layers")
-            if os.path.realpath(draft_model_path) == os.path.realpath(model_path) and load_keys == weights.keywords:
-                draft_weights = weights
-            else:
+            is_itself = os.path.realpath(draft_model_path) == os.path.realpath(model_path)
+            draft_weights = weights if is_itself and load_keys == weights.keywords else None
+            if draft_weights is None:
                 draft_weights = open_draft(draft_model_path, load_keys)
                 found = pair.vocab_map(weights, draft_weights, draft_vocab=config.vocab)
-                if found is not None and found.share < 1.0:
-                    warnings.append(_told(found, draft_model_path))
+            if found is not None and found.share < 1.0:
+                warnings.append(_told(found, draft_model_path))
         pad_to = 2 if strict else 1
-        n_rs_seq = config.draft_max if draft_model_path else 0
-        target = _model(weights, target_keys, places, pad_to, n_rs_seq=n_rs_seq)
+        target = _model(weights, target_keys, places, pad_to, n_rs_seq=config.draft_max if draft_model_path else 0)
         if draft_weights is not None:
             draft = _model(draft_weights, {"n_ctx": target.n_ctx, **draft_keys}, places, pad_to)
         if own_heads:
@@ -167,6 +157,19 @@ def open_pair(
     if engine.off_reason and draft_model_path is not None:
         warnings.append(f"drafting is off: {engine.off_reason}")
     return LoadedPair(engine, weights, draft_weights, warnings)
+
+
+def _open_target(path: str, keys: Mapping[str, Any], warnings: list[str], *, own_heads: bool) -> Weights:
+    if own_heads:
+        if "rpc_servers" in keys:
+            raise Unsupported("a target on workers cannot draft by its own heads", hint="-d FILE, or -d ngram")
+        _check_heads(path)
+    own = {"native_params": heads.LOAD} if own_heads else {}
+    weights = Weights(path, _load_keys(keys, warnings, "n_gpu_layers"), **own)
+    if slim.SOURCE in weights.metadata:
+        weights.close()
+        raise Unsupported(f"{path} is a slimmed draft: it cannot answer by itself", hint="-d takes it")
+    return weights
 
 
 def _check_heads(path: str) -> None:

@@ -75,6 +75,19 @@ def test_the_loop_goes_on_while_many_wait(llm: SpeculativeLlama) -> None:
     assert n_ticks > 1
 
 
+def test_streams_of_many_tasks_wait_for_each_other(llm: SpeculativeLlama) -> None:
+    """Every chunk is read by a thread of its own, whose number a later one gets again: none is taken for another."""
+
+    async def said() -> int:
+        chunks = await llm.acreate_completion("a", max_tokens=12, temperature=0.0, ignore_eos=True, stream=True)
+        return len([chunk async for chunk in chunks])
+
+    async def ask() -> list[int]:
+        return await asyncio.gather(*(said() for _ in range(12)))
+
+    assert len(set(asyncio.run(ask()))) == 1
+
+
 def test_a_cancelled_task_stops_its_generation(llm: SpeculativeLlama, monkeypatch: pytest.MonkeyPatch) -> None:
     begun = threading.Event()
     whole = Completion.whole

@@ -296,6 +296,24 @@ def test_a_caller_that_does_not_wait_is_told(opened: Make, tiny_pair: Pair) -> N
     assert len(ids(llm.generate(PROMPTS[2], wish()))) == 24
 
 
+def test_one_that_is_stopped_while_it_waits_ends_without_a_text(opened: Make, tiny_pair: Pair) -> None:
+    llm = opened(tiny_pair, n_parallel=2)
+    held = [llm.generate(prompt, wish(200)) for prompt in PROMPTS[:2]]
+    for one in held:
+        next(one)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = llm.generate(PROMPTS[2], wish())
+        found = pool.submit(lambda: list(waiting))
+        until(lambda: llm._engine._turns.n_asked == 3, "it waits")
+        waiting.stop()
+        try:
+            (last,) = found.result(WAIT_S)
+        finally:
+            waiting.cancel()  # one that hears no stop would keep its thread waiting
+    assert (last.token, last.text, last.finish_reason) == (-1, "", "length")
+    assert [len(ids(one)) for one in held] == [199, 199]
+
+
 def test_who_waits_for_cells_is_admitted_when_they_are_free(opened: Make, tiny_pair: Pair) -> None:
     """Room for two answers of this length, though there are three places: none fails, and all are right."""
     llm = opened(tiny_pair, cache_tokens=200)

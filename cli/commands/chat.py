@@ -142,12 +142,9 @@ def chat(
             raise resume.without_its_model(session, settings, error) from error
         conversation = Conversation(loaded, settings, status, autosave, shape=shape)
         held.callback(lambda: conversation.loaded.engine.close())  # by then /model may have put another there
-        display = Display(settings, status, as_json=as_json)
-        debug = bool(click.get_current_context().find_root().obj)
-        conversation.quietly = display.show_quietly
         if keyboard.held:
             conversation.agreed = lambda question: agreed(status, question)
-        chat = ChatSession(conversation, display, status, settings, autosave, debug=debug)
+        chat = _chat_session(conversation, status, settings, autosave, as_json=as_json)
         if session is not None:
             conversation.take_up(session)
         if system and (session is None or settings.given_here("system")):
@@ -158,6 +155,15 @@ def chat(
         if busy:
             status.say(f"{busy}: answers will be slow")
         return loop.run(chat, keyboard, session) if text is None else oneshot.run(chat, text)
+
+
+def _chat_session(
+    conversation: Conversation, status: StatusOutput, settings: Settings, autosave: Autosave, *, as_json: bool
+) -> ChatSession:
+    display = Display(settings, status, as_json=as_json)
+    conversation.quietly = display.show_quietly
+    debug = bool(click.get_current_context().find_root().obj)
+    return ChatSession(conversation, display, status, settings, autosave, debug=debug)
 
 
 def _session(

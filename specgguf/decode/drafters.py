@@ -7,7 +7,7 @@ nothing about how many tokens are worth drafting: `keep_drafting` does.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Protocol
 
 from specgguf.config import DRAFT_MAX_LIMIT
@@ -66,6 +66,36 @@ class Drafter(Protocol):
         """Drop what the cache holds beyond its common prefix with `committed`; never decodes."""
 
 
+def draw_along(
+    forward: Callable[[Sequence[int]], Forward],
+    n_max: int,
+    distribution: ToDistribution,
+    rng: Rng,
+    keep_drafting: KeepDrafting,
+    eog: frozenset[int],
+) -> Generator[Forward, Logits, tuple[tuple[int, ...], tuple[Distribution, ...]]]:
+    """Draw tokens one after the other, at most `n_max` and none after one of `eog`: the tokens, and the distributions
+    that they were drawn from.
+
+    Args:
+        forward: forward(drafted) is the pass whose row is the next token's; asked once for each token.
+    """
+    tokens, probs = list[int](), list[Distribution]()
+    while True:
+        logits = (yield forward(tokens))[0]
+        try:
+            q = distribution(logits, tokens)
+        except ConfigError:
+            break  # nothing that may follow is in the draft's vocabulary
+        if not keep_drafting(len(tokens), q):
+            break
+        tokens.append(draw(q, rng))
+        probs.append(q)
+        if len(tokens) == n_max or tokens[-1] in eog or not keep_drafting(len(tokens), None):
+            break
+    return tuple(tokens), tuple(probs)
+
+
 class ModelDrafter:
     """Drafts with a small model, one token at a time.
 
@@ -109,27 +139,18 @@ class ModelDrafter:
         if max(pending) >= model.n_vocab:
             return Draft()  # a token that only the target has: the draft cannot read on
         n_prefilled = len(pending)
-        tokens: list[int] = []
-        probs: list[Distribution] = []
         if len(pending) > PENDING_MAX and not model.rolls_back_freely:
             yield Forward(model, pending[:-1], 0)
             pending = pending[-1:]
         model.mark(len(pending) + n_max - 1)
-        logits = (yield Forward(model, pending, 1))[0]
-        while True:
-            try:
-                q = distribution(logits, tokens)
-            except ConfigError:
-                break  # nothing that may follow is in the draft's vocabulary
-            if not keep_drafting(len(tokens), q):
-                break
-            tokens.append(draw(q, rng))
-            probs.append(q)
-            if len(tokens) == n_max or tokens[-1] in self._eog or not keep_drafting(len(tokens), None):
-                break
-            read = tokens[-1:] if self._map is None else self._map.spelled(tokens[-1])
-            logits = (yield Forward(model, read, 1))[0]
-        return Draft(tuple(tokens), tuple(probs), self.name if tokens else "", n_prefilled)
+
+        def forward(tokens: Sequence[int]) -> Forward:
+            if not tokens:
+                return Forward(model, pending, 1)
+            return Forward(model, tokens[-1:] if self._map is None else self._map.spelled(tokens[-1]), 1)
+
+        tokens, probs = yield from draw_along(forward, n_max, distribution, rng, keep_drafting, self._eog)
+        return Draft(tokens, probs, self.name if tokens else "", n_prefilled)
 
     def score(
         self,

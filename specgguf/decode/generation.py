@@ -95,7 +95,8 @@ class Generation:
         self._driver.interrupt(self)
 
     def stop(self) -> None:
-        """End it after its round, from any thread: the text so far stands, finish_reason "length"."""
+        """End it after its round, from any thread: the text so far stands, with rounds that were made ahead of the
+        reader beside others; finish_reason "length"."""
         self.stopped = True
 
     def close(self) -> None:

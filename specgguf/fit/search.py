@@ -88,7 +88,12 @@ def loads_of(preset: Preset, *, offline: bool | None = None) -> tuple[LoadParams
 
 def largest_n_ctx(plan: Plan) -> int:
     """The longest context with which the pair fits, at most what the target was trained for; 0 if none does."""
-    low, high = 0, plan.target.hparams.n_ctx_train // N_CTX_STEP
+    return most_cells(plan, plan.target.hparams.n_ctx_train)
+
+
+def most_cells(plan: Plan, wanted: int) -> int:
+    """How many tokens the caches can hold, at most `wanted`, in steps of llama.cpp's; 0 if the pair fits with none."""
+    low, high = 0, wanted // N_CTX_STEP
     while low < high:
         middle = (low + high + 1) // 2
         if plan.with_n_ctx(middle * N_CTX_STEP).fits:

@@ -61,6 +61,11 @@ class HParams:
         return len(self.layer_bytes)
 
     @property
+    def is_recurrent(self) -> bool:
+        """Whether layers keep a state instead of a cache: sequences share a forward pass only with equal lengths."""
+        return 0 in self.k_width
+
+    @property
     def weights_bytes(self) -> int:
         """All weights once."""
         return sum(self.layer_bytes) + self.embd_bytes + (0 if self.tied else self.output_bytes)

@@ -22,7 +22,16 @@ from specgguf.errors import BackendError, Busy, Cancelled
 from .lead import Lead
 
 AHEAD = 4  # rounds that are made for a generation before they are asked for, since others have theirs anyway
-_ROAMS = -1  # several threads read it
+_SEVERAL = object()  # in the place of a reader: more threads than one read it
+_here = threading.local()
+
+
+def this_reader() -> object:
+    """Stands for the thread that asks. Not its number: the system gives that again to a later thread."""
+    if not hasattr(_here, "reader"):
+        _here.reader = object()
+    reader: object = _here.reader
+    return reader
 
 
 class Places(Protocol):
@@ -30,8 +39,8 @@ class Places(Protocol):
 
     lead: Lead
 
-    def join(self, turn: Turn, begin: Callable[[], bool], cancelled: Callable[[], bool], timeout: float | None) -> None:
-        """Wait for a place until `begin` has taken it."""
+    def join(self, turn: Turn, begin: Callable[[], bool], ends: Callable[[], bool], timeout: float | None) -> bool:
+        """Wait for a place until `begin` has taken it; False where `ends` came before."""
 
     def make_rounds(self, turn: Turn, generation: Generation) -> None:
         """Let all that run have a round, or find that `turn` has one."""
@@ -57,6 +66,7 @@ class Turn:
     Attributes:
         ready: rounds that were made and not asked for yet, with why drafting was off; or what ended it.
         ended: it has no place any more. over: its last round was made.
+        reader: who reads it, see `this_reader`; None before the first round.
         n_waited: rounds of others since it had one.
         n_read, read_s: tokens of its prompt that were read before its first round, and how long that took.
     """
@@ -73,7 +83,7 @@ class Turn:
         self.generation: weakref.ref[Generation] | None = None
         self.ready: deque[tuple[Round | Exception, str]] = deque()
         self.ended = self.over = False
-        self.thread = 0
+        self.reader: object | None = None
         self.n_waited = self.n_read = 0
         self.read_s = 0.0
         self._turns = turns
@@ -98,9 +108,10 @@ class Turn:
         turns = self._turns
         if self.run is None:
             self.generation = weakref.ref(generation)
-            turns.join(self, lambda: self._began(generation), lambda: generation.cancelled, self._timeout)
-        me = threading.get_ident()
-        self.thread = me if self.thread in (0, me) else _ROAMS
+            if not turns.join(self, lambda: self._began(generation), lambda: _ends(generation), self._timeout):
+                return None
+        me = this_reader()
+        self.reader = me if self.reader in (None, me) else _SEVERAL
         while True:
             if turns.lead.closed or turns.lead.is_forked:
                 with turns.lead.lock():  # says so
@@ -163,3 +174,10 @@ class Turn:
     def release(self, generation: Generation) -> None:
         """It has ended, however: its caches are a prefix of what it committed."""
         self._turns.release(self)
+
+
+def _ends(generation: Generation) -> bool:
+    """Whether it was stopped. Raises Cancelled where it was cancelled."""
+    if generation.cancelled:
+        raise Cancelled("stopped")
+    return generation.stopped

@@ -20,7 +20,7 @@ from specgguf.decode.generation import Generation
 from specgguf.errors import Cancelled
 
 from .lead import Lead, busy
-from .turn import Turn
+from .turn import Turn, this_reader
 
 
 class Interruptible(Protocol):
@@ -94,11 +94,11 @@ class Turns:
 
     # --- who has a place ----------------------------------------------------------------------------------
 
-    def join(self, turn: Turn, begin: Callable[[], bool], cancelled: Callable[[], bool], timeout: float | None) -> None:
-        """Wait for a place, in the order of asking, until `begin` has taken it.
+    def join(self, turn: Turn, begin: Callable[[], bool], ends: Callable[[], bool], timeout: float | None) -> bool:
+        """Wait for a place, in the order of asking, until `begin` has taken it; False where `ends` came meanwhile.
 
         Raises:
-            As `lock`, and Cancelled.
+            As `lock`, and what `ends` raises.
         """
         self.lead.refuse_fork()
         until = None if timeout is None else time.monotonic() + min(timeout, threading.TIMEOUT_MAX / 2)
@@ -108,9 +108,11 @@ class Turns:
                 left = None if until is None else max(until - time.monotonic(), 0.0)
                 with self.lock(left):
                     n_seen = self.lead.n_changes
-                    if self._take_place(turn, begin, cancelled):
-                        return
-                came = self.lead.wait(n_seen, cancelled, LOOK_S if left is None else min(left, LOOK_S))
+                    if self._take_place(turn, begin, ends):
+                        return True
+                came = self.lead.wait(n_seen, ends, LOOK_S if left is None else min(left, LOOK_S))
+                if ends():
+                    return False
                 if not came and left is not None and left <= LOOK_S:
                     raise busy()
         finally:
@@ -118,31 +120,36 @@ class Turns:
             self._lacks_cells = False
             self.lead.tell()
 
-    def _take_place(self, turn: Turn, begin: Callable[[], bool], cancelled: Callable[[], bool]) -> bool:
+    def _take_place(self, turn: Turn, begin: Callable[[], bool], ends: Callable[[], bool]) -> bool:
         while True:
             if self._waiting[0] is turn and len(self.running) < self.n_max:
                 if self.n_max == 1:  # in this order: a cancel that comes now finds it reading
                     self.reading = turn
                     self.resume()
-                if cancelled():
-                    raise Cancelled("stopped")
+                ends()  # raises where it was cancelled
                 if begin():
                     self.running.append(turn)
                     return True
                 self._lacks_cells = True
             elif len(self.running) < self.n_max and not self._lacks_cells:
                 return False  # a place is free for who asked before
-            unread = [one for one in self.running if one.thread == threading.get_ident()]
+            unread = [one for one in self.running if one.reader is this_reader()]
             if not unread:
                 return False
             self.end(unread[0])  # nobody else could make room: this thread would wait for itself
 
     @contextlib.contextmanager
     def place(self, begin: Callable[[], bool], cancelled: Callable[[], bool], timeout: float | None) -> Iterator[None]:
-        """A place for something that is no generation; see `join`."""
+        """A place for something that is no generation; see `join`. Raises Cancelled too."""
+
+        def ends() -> bool:
+            if cancelled():
+                raise Cancelled("stopped")
+            return False
+
         turn = Turn(self, lambda _: None, lambda *_: None, None)
         turn.over = True  # no rounds are made for it
-        self.join(turn, begin, cancelled, timeout)
+        self.join(turn, begin, ends, timeout)
         try:
             yield
         finally:

@@ -12,7 +12,7 @@ from typing import Any
 from specgguf.config import kv_type
 from specgguf.errors import SpecggufError, Unsupported
 from specgguf.fit import search
-from specgguf.fit.footprint import N_CTX_STEP, LoadParams
+from specgguf.fit.footprint import LoadParams
 from specgguf.fit.hardware import Machine, this_machine
 from specgguf.models import remote_header
 from specgguf.turns.caches import CELLS_BESIDE
@@ -58,7 +58,7 @@ def keywords(model: Path, draft_model: Path | None, wanted: Wanted, machine: Mac
     kv_type(cache_type, name="kv_cache_dtype")
     own = devices(machine, by_row=wanted.by_row, by_layer=wanted.by_layer, draft=wanted.draft)
     hparams = remote_header.read(str(model)).hparams
-    n_sequences = wanted.n_sequences or (1 if 0 in hparams.k_width else SEQUENCES)  # recurrent layers go in turn
+    n_sequences = wanted.n_sequences or (1 if hparams.is_recurrent else SEQUENCES)  # which go in turn anyway
     own["n_parallel"] = n_sequences
     if cache_type != "f16":
         sides = ("", "draft_") if draft_model is not None else ("",)
@@ -151,7 +151,7 @@ def lengths(
     plan = search.Plan(machine, target, draft)
     trained = target.hparams.n_ctx_train
     wanted = n_sequences * (n_ctx + CELLS_BESIDE) if n_ctx else max(trained + CELLS_BESIDE, n_sequences * TOKENS_EACH)
-    cells = _most(plan, wanted)
+    cells = wanted if plan.with_n_ctx(wanted).fits else search.most_cells(plan, wanted)
     if cells <= CELLS_BESIDE:
         raise SpecggufError(
             "this pair does not fit into the memory that may be taken",
@@ -164,17 +164,3 @@ def lengths(
             hint=f"max_model_len={longest}, or a larger gpu_memory_utilization",
         )
     return Lengths(longest, cells)
-
-
-def _most(plan: search.Plan, wanted: int) -> int:
-    """As many cells as fit, at most `wanted`."""
-    if plan.with_n_ctx(wanted).fits:
-        return wanted
-    low, high = 0, wanted // N_CTX_STEP
-    while low < high:
-        middle = (low + high + 1) // 2
-        if plan.with_n_ctx(middle * N_CTX_STEP).fits:
-            low = middle
-        else:
-            high = middle - 1
-    return low * N_CTX_STEP

@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Protocol
 
-from specgguf.decode.drafters import Proposal, Scores
+from specgguf.decode.drafters import Proposal, Scores, draw_along
 from specgguf.decode.records import Draft, KeepDrafting, ToDistribution
-from specgguf.decode.sampling import Distribution, Logits, Rng, draw
+from specgguf.decode.sampling import Distribution, Logits, Rng
 from specgguf.decode.sequence import CachedSequence, Forward
-from specgguf.errors import ConfigError
 
 
 class HeadSequence(CachedSequence, Protocol):
@@ -65,22 +64,15 @@ class HeadDrafter:
         kept = [head.reuse(committed[:-1]) for head in heads]
         if heads[0].n_readable < len(committed):
             return Draft()
-        text, tokens, probs = list(committed), list[int](), list[Distribution]()
-        while True:
+        text = list(committed)
+
+        def forward(tokens: Sequence[int]) -> Forward:
+            text.extend(tokens[-1:])
             head = heads[min(len(tokens), len(heads) - 1)]
-            logits = (yield Forward(head, text[len(head.tokens) :], 1))[0]
-            try:
-                q = distribution(logits, tokens)
-            except ConfigError:
-                break  # nothing that may follow is in the vocabulary
-            if not keep_drafting(len(tokens), q):
-                break
-            tokens.append(draw(q, rng))
-            probs.append(q)
-            text.append(tokens[-1])
-            if len(tokens) == n_max or tokens[-1] in self._eog or not keep_drafting(len(tokens), None):
-                break
-        return Draft(tuple(tokens), tuple(probs), self.name if tokens else "", len(committed) - kept[0])
+            return Forward(head, text[len(head.tokens) :], 1)
+
+        tokens, probs = yield from draw_along(forward, n_max, distribution, rng, keep_drafting, self._eog)
+        return Draft(tokens, probs, self.name if tokens else "", len(committed) - kept[0])
 
     def score(
         self,

@@ -6,6 +6,7 @@ Where it lives, how it is asked and what becomes of it is `remote`'s to know.
 from __future__ import annotations
 
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
@@ -13,16 +14,16 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Elsewhere:
+class Elsewhere(ABC):
     """Such a context. It may be lost with its process: then it is empty, and the next decode makes it again."""
 
+    @abstractmethod
     def refresh(self) -> None:
         """Find out now whether it was lost meanwhile, and be empty if it was."""
-        raise NotImplementedError
 
+    @abstractmethod
     def call(self, name: str, *args: Any) -> Any:
         """What `backend.<name>(context, *args)` returns over there."""
-        raise NotImplementedError
 
 
 def anywhere(function: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
