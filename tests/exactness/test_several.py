@@ -19,7 +19,10 @@ from support.enumeration import output_distribution, total_variation
 from support.fakes import FakeModel, FakeStopCheck, random_table
 
 from specgguf.config import SamplingParams
+from specgguf.control.controller import Fixed
+from specgguf.control.schedule import Schedule
 from specgguf.decode.drafters import ModelDrafter
+from specgguf.decode.generation import Generation
 from specgguf.decode.records import Plan, Round
 from specgguf.decode.run import Run
 from specgguf.decode.sampling import Logits, Rng
@@ -27,6 +30,9 @@ from specgguf.decode.sequence import Decode, Forward
 from specgguf.decode.step import step
 from specgguf.decode.verifier import RULES
 from specgguf.errors import BackendError
+from specgguf.turns.rounds import Rounds
+from specgguf.turns.turn import Turn
+from specgguf.turns.turns import Turns
 
 EXACT, WRONG = 1e-12, 1e-3
 
@@ -325,3 +331,40 @@ def test_drafts_of_a_neighbours_history_are_exact_and_useless() -> None:
         return total
 
     assert accepted(neighbours=True) < 0.8 * accepted(neighbours=False)
+
+
+def engine_rounds(settings: Sequence[Setting], lengths: Sequence[int], rng: Rng) -> Any:
+    """All texts of one path, by the rounds that the engine makes: read in turn, and so made ahead of their readers."""
+    table = Turns([], len(settings), Rounds(Schedule(), n_batch=8).play)
+
+    def begin(run: Run, length: int) -> Callable[[Generation], Any]:
+        return lambda _generation: (run, Fixed(length), lambda: None)
+
+    runs = [made(setting, rng, RULES["token"]) for setting in settings]
+    made_of = [
+        Generation(Turn(table, begin(run, length), lambda *_: None, None), run.stop_check, run.n_prompt)  # type: ignore[arg-type]
+        for run, length in zip(runs, lengths, strict=True)
+    ]
+    found: list[list[int]] = [[] for _ in made_of]
+    reading = dict(enumerate(one.rounds() for one in made_of))
+    while reading:
+        for i, rounds in list(reading.items()):
+            round = next(rounds, None)
+            if round is None:
+                del reading[i]
+            else:
+                found[i].extend(round.tokens)
+    return tuple((tuple(text), one.finish_reason) for text, one in zip(found, made_of, strict=True))
+
+
+@pytest.mark.parametrize("lengths", [(1, 1), (2, 0), (0, 1)], ids=str)
+def test_the_engines_rounds_are_exact_and_independent(lengths: tuple[int, int]) -> None:
+    got = output_distribution(lambda rng: engine_rounds([ONE, TWO], lengths, rng))
+    assert total_variation(got, product([ONE, TWO])) < EXACT
+
+
+def test_rounds_that_are_handed_to_the_wrong_one_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    step_of = Rounds._step
+    monkeypatch.setattr(Rounds, "_step", lambda *given: step_of(*given)[::-1])
+    got = output_distribution(lambda rng: engine_rounds([ONE, TWO], (0, 0), rng))
+    assert total_variation(got, product([ONE, TWO])) > WRONG
