@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from conftest import Pair
 from support.tiny import SMALL, chat
 from support.tiny_heads import agreeing_by_attention, write_hy_v3, write_qwen35
 
-from specgguf import SpeculativeLlama
+from specgguf import SamplingParams, SpeculativeLlama
 from specgguf.errors import Unsupported
 from specgguf.fit.pair_choice import HEADS, choose_pair, here
 from specgguf.models import header, hparams
@@ -37,6 +38,25 @@ def test_answers_are_drafted_and_survive_saving(file: Path, n_parallel: int) -> 
         plain = llm.create_completion("hello there", max_tokens=40, seed=3)
     texts = [answer["choices"][0]["text"] for answer in (first, again, plain)]
     assert all(len(text) > 10 for text in texts)
+
+
+def test_two_answers_at_once_are_those_given_alone(file: Path) -> None:
+    """Greedy and strict; each head reads its own sequence's states."""
+    keywords = {"n_ctx": 256, "strict": True, "flash_attn": False, "type_k": "f32", "type_v": "f32", "n_threads": 1}
+    params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=40)
+    prompts = [[1, 3, 4, 5], [1, 5, 5, 3, 7, 4]]
+    with SpeculativeLlama(str(file), draft="off", **keywords) as plain:  # type: ignore[arg-type]
+        alone = [[chunk.token for chunk in plain.generate(prompt, params)] for prompt in prompts]
+    with SpeculativeLlama(str(file), "heads", draft=3, n_parallel=2, **keywords) as llm:  # type: ignore[arg-type]
+        for _ in range(2):  # from empty caches, and over what the first answers left
+            running = [llm.generate(prompt, params) for prompt in prompts]
+            found: list[list[int]] = [[], []]
+            for chunks in itertools.zip_longest(*running):
+                for mine, chunk in zip(found, chunks, strict=True):
+                    mine += [chunk.token] if chunk is not None else []
+            assert found == alone
+            assert all(one.stats.draft_n > 10 and not one.stats.off_reason for one in running)
+        assert max(llm.stats.by_n_sequences) == 2
 
 
 def test_a_file_without_heads_is_refused(tiny_chat: Pair) -> None:
