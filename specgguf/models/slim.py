@@ -23,6 +23,7 @@ from .header import Header, Tensor
 # Architectures whose graph takes embeddings as it takes ids, and by what their graph scales those of ids alone.
 ARCHITECTURES = {"llama": False, "qwen2": False, "qwen3": False, "gemma3": True}
 IDS, SOURCE, FINGERPRINT = "specgguf.slim.ids", "specgguf.slim.source", "specgguf.slim.fingerprint"
+N_VOCAB = "specgguf.slim.n_vocab"  # of the file that it was cut from
 N_IDS_MIN, STEP = 256, 64  # the fewest ids, and what their number is a multiple of: kernels take rows in groups
 _TOKENS, _MERGES = "tokenizer.ggml.tokens", "tokenizer.ggml.merges"
 _BY_TOKEN = (_TOKENS, "tokenizer.ggml.scores", "tokenizer.ggml.token_type")
@@ -161,6 +162,7 @@ def _metadata(source: Path, out: Path, head: Header, ids: Sequence[int]) -> dict
         relative = source.name
     named[SOURCE] = _text(relative.replace(os.sep, "/"))
     named[FINGERPRINT] = _text(header.fingerprint(source))
+    named[N_VOCAB] = _u32(head.count(_TOKENS))
     named[IDS] = struct.pack(f"<IIQ{len(ids)}i", _ARRAY, 5, len(ids), *ids)
     return named
 
