@@ -48,6 +48,12 @@ WRITERS: dict[str, Callable[[Path], Path]] = {
     "qwen2 tied": lambda path: write_dense(path, BPE, "qwen2", tied=True),
     "qwen3": lambda path: write_dense(path, BPE, "qwen3"),
     "qwen3 tied": lambda path: write_dense(path, BPE, "qwen3", tied=True),
+    "smollm3": lambda path: write_dense(path, BPE, "smollm3"),
+    "smollm3 tied": lambda path: write_dense(path, BPE, "smollm3", tied=True),
+    "phi3": lambda path: write_dense(path, BPE, "phi3"),
+    "phi3 tied": lambda path: write_dense(path, BPE, "phi3", tied=True),
+    "gemma": lambda path: write_dense(path, SENTENCEPIECE, "gemma"),
+    "gemma2": lambda path: write_dense(path, SENTENCEPIECE, "gemma2"),
     "gemma3": lambda path: tiny.write_gemma3(path, SENTENCEPIECE),
 }
 
@@ -95,6 +101,20 @@ def worst_difference(full: Path, cut: Path, chunk: int, text: str = "") -> float
 def test_logits_of_kept_ids_are_the_full_models(tmp_path: Path, name: str, chunk: int) -> None:
     full = WRITERS[name](tmp_path / "full.gguf")
     assert worst_difference(full, slimmed(full, size=300), chunk) == 0.0
+
+
+def test_every_architecture_is_tried() -> None:
+    assert {name.split()[0] for name in WRITERS} == set(slim.ARCHITECTURES)
+
+
+@pytest.mark.parametrize("name", ["gemma", "gemma2", "gemma3"])
+def test_a_scale_forgotten_or_applied_twice_would_be_seen(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = WRITERS[name](tmp_path / "full.gguf")
+    cut = slimmed(full, size=300)
+    monkeypatch.setitem(slim.ARCHITECTURES, name, not slim.ARCHITECTURES[name])
+    assert worst_difference(full, cut, 7) > 1e-3
 
 
 @pytest.mark.real
@@ -316,6 +336,15 @@ def test_what_cannot_be_slimmed_is_refused_by_name(full: Path, tmp_path: Path) -
     with pytest.raises(SpecggufError, match=r"notes\.txt cannot be read"):
         cutting.cut(full, tmp_path / "out.gguf", 300, corpus=[tmp_path / "notes.txt"])
     assert not (tmp_path / "out.gguf").exists()
+
+
+def test_an_output_with_a_bias_is_refused(full: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number for each token, which would have to be cut too."""
+    found = header.read(full)
+    biased = dataclasses.replace(found, tensors=(*found.tensors, header.Tensor("output.bias", (300,), 0, 0)))
+    monkeypatch.setattr(header, "read", lambda *_, **__: biased)
+    with pytest.raises(Unsupported, match="a bias for each token"):
+        slim.check(full)
 
 
 def test_a_full_disk_leaves_nothing_behind(full: Path, monkeypatch: pytest.MonkeyPatch) -> None:
