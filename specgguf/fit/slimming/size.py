@@ -7,6 +7,7 @@ kept ones alone. It writes nothing.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -123,7 +124,8 @@ def best(step: StepTime, sizes: Sequence[int], accepted: Sequence[float]) -> Cho
 
 def recorded_answers() -> list[str]:
     """Answers to prompts of five kinds, which Qwen2.5-Coder 1.5B (Apache-2.0) gave at temperature 0."""
-    return resources.files(__package__).joinpath("answers.txt").read_text(encoding="utf-8").split("\f")
+    lines = resources.files(__package__).joinpath("answers.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line)["answer"] for line in lines]
 
 
 def step_time(model: Model, shape: HParams, clock: Clock = time.perf_counter) -> StepTime:
