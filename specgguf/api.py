@@ -38,6 +38,8 @@ from .text.logprobs import ChatLogprobWriter, LogprobWriter
 from .text.stream import ChunkStream
 from .text.template import ChatTemplate, RenderedPrompt
 
+PROMPT_TELLS = 200  # tokens read: fewer say little about how fast prompts are read
+
 
 class SpeculativeLlama(LlamaNames, AsyncCalls):
     """A target model whose tokens a draft model may write, with the target's own distribution.
@@ -167,6 +169,16 @@ class SpeculativeLlama(LlamaNames, AsyncCalls):
     def last_stats(self) -> Stats:
         """Sums over the latest generation."""
         return self._engine.last_stats
+
+    @property
+    def prompt_speed(self) -> float:
+        """Tokens a second in which a prompt is expected to be read: as those before, or, if none was long enough to
+        tell, as in the largest forward pass whose cost is known. 0 where nothing is."""
+        read, costs = self.stats, self._engine.costs
+        if read.prompt_s and read.n_prefilled >= PROMPT_TELLS:
+            return read.n_prefilled / read.prompt_s
+        seconds = costs.unpadded_s(costs.batch_max) if costs is not None else 0.0
+        return costs.batch_max / seconds if costs is not None and seconds else 0.0
 
     @property
     def rollback(self) -> dict[str, str]:

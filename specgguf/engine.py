@@ -203,6 +203,11 @@ class Engine:
     def _costs_of(self, config: DraftConfig, target: Cached, draft: Cached | None) -> Costs:
         return costs_for(target, draft if self.has_drafter else None, config.draft_max)
 
+    @property
+    def costs(self) -> Costs | None:
+        """Of the pair, once they were measured."""
+        return self._schedule.costs or (self._adaptive.costs if self._adaptive is not None else None)
+
     # --- sequences ----------------------------------------------------------------------------------------
 
     @contextlib.contextmanager

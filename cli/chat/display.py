@@ -130,11 +130,7 @@ class AnswerLines:
         if not stats.n_prompt:
             return ""
         if self._reading is None:
-            total = self._engine.stats
-            speed = (
-                total.n_prefilled / total.prompt_s if total.prompt_s and total.n_prefilled >= live.SLOW_PROMPT else 0.0
-            )
-            self._reading = live.Reading(speed, self._engine.n_batch)
+            self._reading = live.Reading(self._engine.prompt_speed, self._engine.n_batch)
         return self._reading.line(stats.n_prompt - stats.n_cached, self._engine.n_tokens - stats.n_cached)
 
     def _ahead(self) -> Ahead:

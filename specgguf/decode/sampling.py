@@ -130,15 +130,12 @@ def largest(logits: Logits, k: int) -> Ids:
         whole = blocks * FOLDS
         folded, rest = logits[:whole].reshape(FOLDS, blocks), logits[whole:]
         maxima = folded.max(axis=0)
-        ordered = maxima.copy()
-        ordered.partition(blocks - k)  # NaNs come last
+        ordered = np.partition(maxima, blocks - k)  # NaNs come last
         _refuse_broken(np.maximum(ordered[blocks - k :].max(), rest.max(initial=-np.inf)))
         bound = ordered[blocks - k]
         columns = (maxima >= bound).nonzero()[0]
         row, column = (folded[:, columns] >= bound).nonzero()
-        ids = row * blocks + columns[column]
-        if len(rest):
-            ids = np.concatenate((ids, whole + (rest >= bound).nonzero()[0]))
+        ids = np.concatenate((row * blocks + columns[column], whole + (rest >= bound).nonzero()[0]))
     order = (-logits[ids]).argsort(kind="stable")[:k]
     return ids[order].astype(np.int32)
 

@@ -70,6 +70,9 @@ def test_reading_follows_what_is_read_and_reckons_in_between() -> None:
     assert "35%" in reading.line(2000, 500)
     now[0] = 100.0
     assert "49%" in reading.line(2000, 500), "never past the next chunk"
+    expected = Reading(100.0, clock=lambda: now[0])
+    now[0] = 101.0
+    assert expected.line(2000, 0).endswith(" 5%, 100 tok/s, about 19 s left"), "a bar before the first chunk is read"
     assert "99%" in Reading(100.0, clock=lambda: now[0]).line(2000, 2000)
 
 

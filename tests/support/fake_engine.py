@@ -68,6 +68,7 @@ class FakeEngine:
         self._words: list[str] = []
 
     n_batch = 512
+    prompt_speed = 0.0
 
     def n_ctx(self) -> int:
         return self._n_ctx
