@@ -17,10 +17,12 @@ import time
 import urllib.error
 import urllib.request
 import venv
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from bench.lib.cells import Plan, Runner, cache_folder, say
+from bench.lib.cells import Runner, cache_folder, say
 from specgguf import SamplingParams, SpeculativeLlama
 from specgguf.bench import runs
 from specgguf.bench.runs import Sample, Trial
@@ -72,17 +74,24 @@ def version(binary: Path) -> str:
 
 
 class Server:
-    """A running llama-server, stopped while it is not asked."""
+    """A running llama-server, stopped while it is not asked.
 
-    def __init__(self, binary: Path, name: str, pair: dict[str, Path], plan: Plan) -> None:
+    Args:
+        name: of SETTINGS.
+        n_ctx: of each request; `n_parallel` of them can run at once.
+    """
+
+    def __init__(
+        self, binary: Path, name: str, pair: dict[str, Path], *, n_ctx: int, n_threads: int, n_parallel: int = 1
+    ) -> None:
         self.name = name
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.url = f"http://127.0.0.1:{probe.getsockname()[1]}"
-        threads = str(plan.n_threads)
+        threads = str(n_threads)
         words = [
-            *(str(binary), "--model", str(pair["model"]), "--ctx-size", str(plan.n_ctx)),
-            *("--host", "127.0.0.1", "--port", self.url.rsplit(":", 1)[1], "--parallel", "1"),
+            *(str(binary), "--model", str(pair["model"]), "--ctx-size", str(n_ctx * n_parallel)),
+            *("--host", "127.0.0.1", "--port", self.url.rsplit(":", 1)[1], "--parallel", str(n_parallel)),
             *("--threads", threads, "--threads-batch", threads, "--cache-ram", "0"),
         ]
         if SETTINGS[name]:
@@ -115,17 +124,26 @@ class Server:
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
         """POST to /completion."""
+        return self.ask_together([request])[0]
+
+    def ask_together(self, requests: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The same with several at once."""
+        self._signal(signal.SIGCONT)
+        try:
+            with ThreadPoolExecutor(len(requests)) as pool:
+                return list(pool.map(self._post, requests))
+        finally:
+            self._signal(signal.SIGSTOP)
+
+    def _post(self, request: dict[str, Any]) -> dict[str, Any]:
         body = json.dumps(request).encode()
         message = urllib.request.Request(f"{self.url}/completion", body, {"Content-Type": "application/json"})
-        self._signal(signal.SIGCONT)
         try:
             with urllib.request.urlopen(message, timeout=ANSWER_S) as answer:
                 reply: dict[str, Any] = json.load(answer)
                 return reply
         except urllib.error.HTTPError as error:
             sys.exit(f"llama-server ({self.name}) refused: {error.read().decode(errors='replace')}")
-        finally:
-            self._signal(signal.SIGSTOP)
 
     def runner(self, llm: SpeculativeLlama) -> Runner:
         """With the prompt's ids from `llm`, the same sampling, and the times that the server itself measured."""

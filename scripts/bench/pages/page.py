@@ -28,6 +28,7 @@ from bench.lib.tables import (
     regime_cells,
     regime_rows,
 )
+from bench.pages import several
 from bench.pages.charts import Bar, Panel, chart
 from specgguf.config import DRAFT_MAX_DEFAULT
 from specgguf.fit import predict
@@ -253,6 +254,10 @@ def main() -> int:
         made[args.out / CHARTS["regimes"]] = regime_chart(regime_rows(regimes))
     if peer_rows(peers):
         made[args.out / CHARTS["peers"]] = peer_chart(peers)
+    if together := several.load(args.results):
+        page = (ROOT / "docs" / "several.md").read_text(encoding="utf-8")
+        made[args.out / "several.md"] = fill(page, {"several": several.part(together)})
+        made[args.out / "several.svg"] = several.picture(together)
     changed = []
     for path, text in made.items():
         if not path.exists() or path.read_text(encoding="utf-8") != text:

@@ -56,9 +56,8 @@ def main() -> int:
             runners = {"llama_cpp.Llama off": plain.runner(llm)}
             for name in SETTINGS:
                 say(f"starting llama-server {name} …")
-                runners[f"llama-server {name}"] = stack.enter_context(closing(Server(server, name, pair, plan))).runner(
-                    llm
-                )
+                started = Server(server, name, pair, n_ctx=plan.n_ctx, n_threads=plan.n_threads)
+                runners[f"llama-server {name}"] = stack.enter_context(closing(started)).runner(llm)
             for temperature in plan.temperatures:  # at 0 there is nothing to sample
                 apt = {
                     name: runner

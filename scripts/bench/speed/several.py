@@ -3,9 +3,11 @@
 Of B prompts each is answered with so many tokens, by one engine with B places. Compared are plain decoding of all
 together, plain decoding one after the other, three drafted tokens for each, and the schedule's own choice ("auto"), one
 after the other within each repeat, so that a machine that changes its speed changes it for all. Also how long single
-requests took, as the 95th percentile.
+requests took, as the 95th percentile. With `--server`, llama-server answers the same prompts with as many slots, plain
+and with three drafted tokens.
 
   scripts/bench/run several --model FILE --draft-model FILE --name f16     one table; docs/results/several-f16.json
+  scripts/bench/run several … --server                                     beside llama-server (built once: minutes)
   scripts/bench/run several … --sizes 16 --repeats 5                       those again, the others are kept
   scripts/bench/run several … --sizes 1 4 --tokens 16 --repeats 1          does the script work?
 """
@@ -13,26 +15,31 @@ requests took, as the 95th percentile.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bench.lib.cells import RESULTS, ROOT, commit, say
+from bench.lib.servers import Server, built
 from specgguf import SamplingParams, SpeculativeLlama
 from specgguf.bench import results
 from specgguf.bench.runs import load_prompts
 from specgguf.loading import physical_cores
 
 WAYS = ("plain together", "plain in turn", "fixed 3", "auto")
+DRAFT_KEYS = ("draft_n", "draft_n_accepted")
+SERVERS = {"llama-server plain": "off", "llama-server 3": "3"}  # of `servers.SETTINGS`
 DRAFTS: dict[str, int | str] = {"plain together": "off", "plain in turn": "off", "fixed 3": 3, "auto": "auto"}
 
 
 def once(llm: SpeculativeLlama, prompts: Sequence[list[int]], way: str, n_tokens: int, seed: int) -> dict[str, float]:
-    """Tokens per second of all prompts, the 95th percentile of their seconds, and drafted and accepted tokens for each
-    that was generated."""
+    """By our own engine: tokens per second of all prompts, the 95th percentile of their seconds, and how many tokens
+    were drafted and accepted for each that was generated."""
     llm.reset()
     params = SamplingParams(temperature=0.0, max_tokens=n_tokens, ignore_eos=True, seed=seed)
     started = time.perf_counter()
@@ -54,6 +61,22 @@ def once(llm: SpeculativeLlama, prompts: Sequence[list[int]], way: str, n_tokens
     }
 
 
+def _by_server(server: Server, prompts: Sequence[list[int]], n_tokens: int, _seed: int) -> dict[str, float]:
+    """The same of llama-server, over HTTP."""
+    request = {"n_predict": n_tokens, "temperature": 0.0, "ignore_eos": True, "cache_prompt": False}
+    started = time.perf_counter()
+    replies = server.ask_together([{"prompt": prompt, **request} for prompt in prompts])
+    spent = time.perf_counter() - started
+    tokens = sum(int(reply["tokens_predicted"]) for reply in replies)
+    drafted, accepted = (sum(int(reply["timings"].get(key, 0)) for reply in replies) for key in DRAFT_KEYS)
+    return {
+        "tokens_per_s": round(tokens / spent, 3),
+        "p95_s": round(spent, 3),
+        "drafted": round(drafted / tokens, 3),
+        "accepted": round(accepted / tokens, 3),
+    }
+
+
 def table(args: argparse.Namespace, saved: dict[str, Any]) -> dict[str, Any]:
     """Everything for one pair; with the cells that were saved for other sizes, where all else is the same."""
     head = {
@@ -68,19 +91,31 @@ def table(args: argparse.Namespace, saved: dict[str, Any]) -> dict[str, Any]:
     if all(saved.get(key) == value for key, value in head.items()):
         cells = [cell for cell in saved["cells"] if cell["size"] not in args.sizes]
     for size in args.sizes:
-        with SpeculativeLlama(args.model, args.draft_model, n_ctx=args.n_ctx, n_parallel=size, draft_max=5) as llm:
+        with contextlib.ExitStack() as stack:
+            loaded = SpeculativeLlama(args.model, args.draft_model, n_ctx=args.n_ctx, n_parallel=size, draft_max=5)
+            llm = stack.enter_context(loaded)
             asked = [llm.render([{"role": "user", "content": text}]) for text in texts(size)]
             prompts = [list(prompt) for prompt in asked]
-            for way in WAYS:
-                once(llm, prompts, way, 8, 0)
-            found: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
+            run: dict[str, Callable[[int, int], dict[str, float]]] = {
+                way: partial(once, llm, prompts, way) for way in WAYS
+            }
+            for way, name in SERVERS.items() if args.server else ():
+                pair = {"model": Path(args.model), "draft_model": Path(args.draft_model)}
+                limits = {"n_ctx": args.n_ctx, "n_threads": physical_cores(), "n_parallel": size}
+                server = stack.enter_context(contextlib.closing(Server(args.server, name, pair, **limits)))
+                run[way] = partial(_by_server, server, prompts)
+            for once_more in run.values():
+                once_more(8, 0)
+            found: dict[str, list[dict[str, float]]] = {way: [] for way in run}
+            ways = tuple(run)
             for repeat in range(args.repeats):
-                order = WAYS[repeat % len(WAYS) :] + WAYS[: repeat % len(WAYS)]
-                for way in order:
-                    found[way].append(once(llm, prompts, way, args.tokens, repeat))
+                for way in ways[repeat % len(ways) :] + ways[: repeat % len(ways)]:
+                    found[way].append(run[way](args.tokens, repeat))
             cell = {"size": size, "commit": commit(), "ways": found, **summary(found)}
             cells.append(cell)
             say(json.dumps({"size": size, **cell["median"], "auto_of_best_plain": cell["auto_of_best_plain"]}))
+            if "auto_of_server" in cell:
+                say(f"auto of llama-server's best: {cell['auto_of_server']}")
     return {**head, "cells": sorted(cells, key=lambda cell: int(cell["size"]))}
 
 
@@ -91,7 +126,14 @@ def summary(found: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
         auto["tokens_per_s"] / max(together["tokens_per_s"], turn["tokens_per_s"])
         for auto, together, turn in zip(found["auto"], found["plain together"], found["plain in turn"], strict=True)
     ]
-    return {"median": median, "auto_of_best_plain": round(statistics.median(ratios), 3)}
+    made: dict[str, Any] = {"median": median, "auto_of_best_plain": round(statistics.median(ratios), 3)}
+    if servers := [found[way] for way in SERVERS if way in found]:
+        of_server = [
+            auto["tokens_per_s"] / max(one["tokens_per_s"] for one in theirs)
+            for auto, *theirs in zip(found["auto"], *servers, strict=True)
+        ]
+        made["auto_of_server"] = round(statistics.median(of_server), 3)
+    return made
 
 
 def texts(n: int) -> list[str]:
@@ -110,7 +152,10 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--n-ctx", type=int, default=512)
+    parser.add_argument("--server", nargs="?", type=Path, const=Path(), metavar="PATH", help="a llama-server [built]")
     args = parser.parse_args()
+    if args.server == Path():
+        args.server = built(physical_cores())
     if not (args.model and args.draft_model):
         parser.error("give --model and --draft-model")
     path = RESULTS / f"several-{args.name}.json"
