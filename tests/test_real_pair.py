@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 from support import models, requantize
+from support.alone import generate
 from support.fakes import FakeStopCheck, Script
 
 from specgguf import SamplingParams, SpeculativeLlama
 from specgguf.decode.drafters import ModelDrafter, Proposal
-from specgguf.decode.generation import generate
 from specgguf.decode.records import Round
 from specgguf.decode.sampling import Rng, Transform
 from specgguf.native import sequence as native

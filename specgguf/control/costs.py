@@ -92,7 +92,7 @@ class Costs:
 
     def verify_s(self, batch_size: int) -> float:
         """Seconds of a pass of the target over `batch_size` tokens; where a larger batch is cheaper and the target can
-        drop its padding, those of the larger one."""
+        drop its padding, those of the larger one; beyond `batch_max` as if it were cut."""
         if not self._verify:
             return 0.0
         if not self._curve:
@@ -101,7 +101,8 @@ class Costs:
                 bound = min(bound, self._measured(n)) if self.pads else self._measured(n)
                 self._curve.append(bound)
             self._curve.reverse()
-        return self._factor * self._curve[min(batch_size, self.batch_max) - 1]
+        longer = max(batch_size / self.batch_max, 1.0)
+        return self._factor * longer * self._curve[min(batch_size, self.batch_max) - 1]
 
     def unpadded_s(self, batch_size: int) -> float:
         """Seconds of a pass over just `batch_size` tokens."""

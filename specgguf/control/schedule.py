@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from specgguf.decode.records import PROBE_MAX, Candidate, Plan, Round
@@ -94,9 +95,13 @@ class Schedule:
 
     # --- before a round -----------------------------------------------------------------------------------
 
-    def plan(self, members: Sequence[Member]) -> list[Plan | None]:
-        """A plan for each member; None for those who wait."""
-        if len(members) == 1 or self.costs is None:
+    def plan(self, members: Sequence[Member], n_reading: int = 0) -> list[Plan | None]:
+        """A plan for each member; None for those who wait.
+
+        Args:
+            n_reading: others that still read their prompts, and will decode beside these.
+        """
+        if len(members) + n_reading == 1 or self.costs is None:
             return [one.controller.plan(one.n_draft_max, one.candidate) for one in members]
         plans: list[Plan | None] = [None] * len(members)
         decoding = []
@@ -105,15 +110,30 @@ class Schedule:
                 plans[i] = one.controller.plan(0)
             else:
                 decoding.append(i)
-        if len(decoding) == 1:
+        looks = {i: _outlook(members[i]) for i in decoding}
+        late = self._too_late(looks, len(members) - len(decoding) + n_reading)
+        for i in late:
+            looks[i].survival = []
+        if len(decoding) == 1 and not late:
             one = members[decoding[0]]
             plans[decoding[0]] = one.controller.plan(one.n_draft_max, one.candidate)
         elif decoding:
-            self._plan_several(members, decoding, plans)
+            self._plan_several(members, looks, plans)
         return plans
 
-    def _plan_several(self, members: Sequence[Member], decoding: list[int], plans: list[Plan | None]) -> None:
-        choice = self.choose(members, decoding)
+    def _too_late(self, looks: dict[int, _Outlook], n_coming: int) -> list[int]:
+        """Those whose draft model would have to read their text first, for drafts that will not pay any more once
+        `n_coming` others decode beside them."""
+        unread = [i for i, look in looks.items() if look.prefill_s and not look.source]
+        if not unread or not n_coming:
+            return []
+        every = looks | {max(looks) + n: _Outlook([]) for n in range(1, n_coming + 1)}
+        best = max(self._choices(list(every), every), key=attrgetter("goodput"))
+        lengths = dict(zip(best.members, best.lengths, strict=True))
+        return [i for i in unread if not lengths.get(i, sum(best.lengths))]
+
+    def _plan_several(self, members: Sequence[Member], looks: dict[int, _Outlook], plans: list[Plan | None]) -> None:
+        choice = self._choose(members, looks)
         probes = 1  # at most so many in a round
         for i, length, source in zip(choice.members, choice.lengths, choice.sources, strict=True):
             controller = members[i].controller
@@ -136,13 +156,23 @@ class Schedule:
             flight.source = source
             flight.n_max = length if source else min(controller.draft_max, member.n_draft_max)
         elif controller.has_model:
-            controller.off_reason = f"with {n} requests in a pass plain decoding is expected to be faster"
+            beside = f"{n} requests in a pass" if n > 1 else "the requests that are about to join it"
+            controller.off_reason = f"with {beside} plain decoding is expected to be faster"
         return controller.decide(flight, member.n_draft_max)
 
-    def choose(self, members: Sequence[Member], decoding: Sequence[int]) -> Choice:
-        """The best of all together, half of them, a quarter, …, and one alone."""
-        order = sorted(decoding, key=lambda i: -members[i].n_waited)
-        looks = {i: _outlook(members[i]) for i in order}
+    def choose(self, members: Sequence[Member]) -> Choice:
+        """The fastest set of members and lengths, where all of them decode."""
+        return self._choose(members, {i: _outlook(member) for i, member in enumerate(members)})
+
+    def _choose(self, members: Sequence[Member], looks: dict[int, _Outlook]) -> Choice:
+        choices = self._choices(sorted(looks, key=lambda i: -members[i].n_waited), looks)
+        best = max(choices, key=attrgetter("goodput"))
+        if self._trace is not None:
+            self._trace(_record(best, choices, members))
+        return best
+
+    def _choices(self, order: list[int], looks: dict[int, _Outlook]) -> list[Choice]:
+        """All together, half of them, a quarter, …, and one alone."""
         sizes, n = [], len(order)
         while n > 1:
             sizes.append(n)
@@ -150,11 +180,7 @@ class Schedule:
         if self._equal:
             sizes = sizes[:1]
         choices = [self._best(order[:size], looks, drafts=not self._equal) for size in sizes]
-        choices.append(self._best(order[:1], looks, drafts=True))
-        best = max(choices, key=lambda choice: choice.goodput)
-        if self._trace is not None:
-            self._trace(_record(best, choices, members))
-        return best
+        return [*choices, self._best(order[:1], looks, drafts=True)]
 
     def _best(self, members: list[int], looks: dict[int, _Outlook], *, drafts: bool) -> Choice:
         """The fastest lengths for these members in a forward pass."""
@@ -178,7 +204,7 @@ class Schedule:
         costs = self.costs
         assert costs is not None
         draft_s = sum(map(costs.draft_level_s, choice.levels))
-        return draft_s + costs.host_s * len(choice.members) + self._verify_s(choice.n_rows)
+        return draft_s + costs.host_s * len(choice.members) + costs.verify_s(choice.n_rows)
 
     def _fill(
         self,
@@ -205,7 +231,7 @@ class Schedule:
                 levels[j] += 1
                 draft_s += costs.draft_level_s(levels[j]) - costs.draft_level_s(levels[j] - 1)
             draft_s += looks[i].prefill_s * (-negative + (j == 0))
-            goodput = expected / max(draft_s + self._verify_s(n_rows + n), 1e-9)
+            goodput = expected / max(draft_s + costs.verify_s(n_rows + n), 1e-9)
             if goodput > goodput_best:
                 n_best, goodput_best, levels_best = n, goodput, list(levels)
         if not n_best:
@@ -215,14 +241,6 @@ class Schedule:
             lengths[i] += 1
         sources = [looks[i].source for i in members]
         return Choice(members, [lengths[i] for i in members], sources, goodput_best, levels_best)
-
-    def _verify_s(self, n_rows: int) -> float:
-        """Seconds of a verification; beyond the largest measured one as if it were cut."""
-        assert self.costs is not None
-        batch_max = self.costs.batch_max
-        if n_rows <= batch_max:
-            return self.costs.verify_s(n_rows)
-        return self.costs.verify_s(batch_max) * n_rows / batch_max
 
     # --- after a round ------------------------------------------------------------------------------------
 

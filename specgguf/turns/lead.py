@@ -49,44 +49,51 @@ class Lead:
             is a fork of the process that loaded the models.
         """
         self.refuse_fork()
-        if not self.take(timeout=timeout):
-            raise busy()
-        try:
+        with self.led(timeout=timeout) as leads:
+            if not leads:
+                raise busy()
             self.refuse_closed()
             yield
-        finally:
-            self.give()
 
-    def take(self, or_else: Callable[[], bool] = lambda: False, timeout: float | None = None) -> bool:
-        """Wait until nobody else leads, or something else has come; whether this thread leads now, until `give`."""
+    @contextlib.contextmanager
+    def led(self, or_else: Callable[[], bool] = lambda: False, timeout: float | None = None) -> Iterator[bool]:
+        """Wait until nobody else leads, or something else has come; whether this thread leads inside. An interrupt
+        (Ctrl-C) that strikes as it begins to lead leaves the lead to others."""
+        n_before = self._n_mine
+        try:
+            yield self._take(or_else, timeout)
+        finally:
+            if self._n_mine > n_before:
+                self._give(n_before)
+
+    def _take(self, or_else: Callable[[], bool], timeout: float | None) -> bool:
         me = threading.get_ident()
         with self._changed:
-            if self._leader != me:
-                timeout = None if timeout is None else min(timeout, threading.TIMEOUT_MAX)
-                if not self._changed.wait_for(lambda: not self._leader or or_else(), timeout) or or_else():
-                    return False
-            self._leader, self._depth = me, self._depth + 1
-            return True
-
-    def take_if_free(self) -> bool:
-        """Lead if nobody does."""
-        with self._changed:
-            if self._leader:
+            if self._leader == me:
+                self._depth += 1
+                return True
+            timeout = None if timeout is None else min(timeout, threading.TIMEOUT_MAX)
+            if not self._changed.wait_for(lambda: not self._leader or or_else(), timeout) or or_else():
                 return False
-            self._leader, self._depth = threading.get_ident(), 1
+            self._depth = 1
+            self._leader = me  # last: who is interrupted before it does not lead
             return True
 
-    def give(self) -> None:
-        """Stop leading, after as many calls as `take` had."""
+    def _give(self, n_left: int) -> None:
         with self._changed:
-            if self._depth > 1:
-                self._depth -= 1
+            self._depth = n_left
+            if n_left:
                 return
             try:
                 self._tidy()
             finally:
-                self._leader = self._depth = 0
+                self._leader = 0
                 self._changed.notify_all()
+
+    @property
+    def _n_mine(self) -> int:
+        """How often this thread was given the lead that it has."""
+        return self._depth if self.is_mine else 0
 
     @property
     def is_mine(self) -> bool:

@@ -54,13 +54,15 @@ class Rounds:
 
     def play(self, turns: Sequence[Turn], table: Table) -> None:
         """A round for those of `turns` that are planned for it, each into its `ready`."""
+        n_reading = 0
         if table.n_max > 1:
-            turns = self._read_prompts(turns, table)
+            ready = self._read_prompts(turns, table)
+            n_reading, turns = sum(not turn.over for turn in turns) - len(ready), ready
         if not turns:
             return
         started = perf_counter()
         members = [_member(turn.run, turn) for turn in turns if turn.run is not None]
-        planned = self.schedule.plan(members)
+        planned = self.schedule.plan(members, n_reading)
         places = [i for i, plan in enumerate(planned) if plan is not None]
         for turn in turns:
             turn.n_waited += 1

@@ -72,14 +72,11 @@ class Turns:
 
     def make_rounds(self, turn: Turn, generation: Generation) -> None:
         """Let all that run have a round, or find that `turn` has one already: another thread led."""
-        if not self.lead.take(lambda: bool(turn.ready) or turn.ended or generation.cancelled):
-            return
-        try:
-            self.lead.refuse_closed()
-            if not turn.ended:
-                self._play([one for one in self.running if one is turn or one.runs_ahead], self)
-        finally:
-            self.lead.give()
+        with self.lead.led(lambda: bool(turn.ready) or turn.ended or generation.cancelled) as leads:
+            if leads:
+                self.lead.refuse_closed()
+                if not turn.ended:
+                    self._play([one for one in self.running if one is turn or one.runs_ahead], self)
 
     def _tidy(self) -> None:
         """What has to wait until no round is under way: places are given back, and models freed."""
@@ -166,8 +163,8 @@ class Turns:
         if self.lead.is_forked or turn not in self.running:  # what leads may be a thread that stayed behind
             return
         self._leaving.append(turn)
-        if self.lead.take_if_free():
-            self.lead.give()
+        with self.lead.led(timeout=0.0):
+            pass
 
     def end(self, turn: Turn) -> None:
         """It holds no place any more, and its caches are valid. For who leads."""
@@ -196,8 +193,8 @@ class Turns:
         self._free = free
         if not self.lead.is_mine:
             self.lead.tell()
-            self.lead.take()
-            self.lead.give()
+            with self.lead.led():
+                pass
 
     # --- who is told to end -------------------------------------------------------------------------------
 

@@ -32,6 +32,7 @@ TILES = [
     165.0,
     *[250.0 + n for n in range(8)],
 ]  # two cost more than twice one
+FOUR_ROWS = [100.0 + n if n < 4 else 400.0 for n in range(16)]  # nearly free, up to four
 TABLES = {"flat": FLAT, "steep": STEEP, "tiles": TILES}
 
 
@@ -74,7 +75,7 @@ def test_the_choice_is_the_best_there_is(table: str, seed: int) -> None:
     rates = [dice.choice([0.2, 0.5, 0.8, 0.95]) for _ in range(4)]
     costs = costs_of(TABLES[table], dice.choice([5.0, 10.0, 30.0]))
     members = [member(costs, rate) for rate in rates]
-    choice = Schedule(costs).choose(members, range(4))
+    choice = Schedule(costs).choose(members)
     found = goodput(costs, [rates[i] for i in choice.members], tuple(choice.lengths))
     assert found == pytest.approx(choice.goodput), "it expects what its choice is worth"
     assert found >= 0.99 * best_of_all(costs, rates, [4, 2, 1])
@@ -82,7 +83,7 @@ def test_the_choice_is_the_best_there_is(table: str, seed: int) -> None:
 
 def chosen(table: list[float], rates: list[float], draft_ms: float = 10.0) -> Choice:
     costs = costs_of(table, draft_ms)
-    return Schedule(costs).choose([member(costs, rate) for rate in rates], range(len(rates)))
+    return Schedule(costs).choose([member(costs, rate) for rate in rates])
 
 
 def test_drafting_yields_as_the_batch_grows() -> None:
@@ -127,7 +128,7 @@ def test_who_waited_longest_is_served_first_and_nobody_waits_longer_than_there_a
 def test_recurrent_memories_share_a_pass_plainly_or_go_in_turn() -> None:
     for table in TABLES.values():
         costs = costs_of(table)
-        choice = Schedule(costs, equal=True).choose([member(costs, 0.9) for _ in range(3)], range(3))
+        choice = Schedule(costs, equal=True).choose([member(costs, 0.9) for _ in range(3)])
         assert len(choice.members) == 1 or not any(choice.lengths)
 
 
@@ -137,6 +138,28 @@ def test_a_sequence_alone_is_its_controllers() -> None:
     (plan,) = Schedule(costs).plan([alone])
     assert plan is not None
     assert plan.n_max == alone.controller.plan(D).n_max
+
+
+@pytest.mark.parametrize(
+    ("n_unread", "n_reading", "table", "drafts"),
+    [
+        (40, 0, FOUR_ROWS, True),
+        (40, 3, FOUR_ROWS, False),
+        (40, 3, FLAT, True),
+        (0, 3, FOUR_ROWS, True),
+    ],
+)
+def test_a_draft_reads_no_prompt_for_drafts_that_others_will_make_too_dear(
+    n_unread: int, n_reading: int, table: list[float], drafts: bool
+) -> None:
+    costs = costs_of(table)
+    alone = member(costs, 0.9, n_draft_max=100)
+    assert isinstance(alone.controller, Adaptive)
+    alone.controller._n_context = n_unread
+    (plan,) = Schedule(costs).plan([alone], n_reading)
+    assert plan is not None
+    assert (plan.n_max > 0) is drafts
+    assert ("about to join" in alone.controller.off_reason) is not drafts
 
 
 def test_fixed_lengths_are_kept() -> None:
@@ -151,7 +174,7 @@ def test_an_ngram_costs_no_draft_step() -> None:
     costs = costs_of(FLAT, 500.0)
     candidate = Candidate((4, 5, 6), 4)
     members = [member(costs, 0.3, candidate=candidate), member(costs, 0.3)]
-    choice = Schedule(costs).choose(members, range(2))
+    choice = Schedule(costs).choose(members)
     lengths = dict(zip(choice.members, choice.lengths, strict=True))
     assert lengths[0] >= 1
     assert lengths[1] == 0

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from support.alone import generate
 from support.fakes import FakeModel, FakeStopCheck, Script, random_table
 
 from specgguf.config import SamplingParams
 from specgguf.decode.drafters import ModelDrafter
-from specgguf.decode.generation import generate
 from specgguf.decode.records import Draft, Round, VerifyResult
 from specgguf.decode.sampling import Distribution, Rng, Transform
 from specgguf.decode.stats import TRACE_MAX, Stats

@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from support.alone import generate
 from support.enumeration import output_distribution, total_variation
 from support.fakes import FakeClock, FakeModel, FakeStopCheck, KeepDrafting, Script, Table
 
 from specgguf.config import SamplingParams
 from specgguf.decode.drafters import Drafter, ModelDrafter, NgramDrafter
-from specgguf.decode.generation import generate
 from specgguf.decode.records import Round
 from specgguf.decode.sampling import Rng, Transform
 from specgguf.decode.verifier import Rule, verify_token

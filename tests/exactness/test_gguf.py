@@ -19,12 +19,12 @@ import llama_cpp
 import numpy as np
 import pytest
 from conftest import Pair
+from support.alone import generate
 from support.enumeration import output_distribution, total_variation
 from support.fakes import FakeStopCheck, Script
 
 from specgguf.config import SamplingParams
 from specgguf.decode.drafters import ModelDrafter
-from specgguf.decode.generation import generate
 from specgguf.decode.records import Draft, Round, VerifyResult
 from specgguf.decode.sampling import Distribution, Rng, Transform, draw
 from specgguf.decode.verifier import RULES, verify_token

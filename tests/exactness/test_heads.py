@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.alone import generate
 from support.enumeration import output_distribution, total_variation
 from support.fakes import FakeStopCheck, Script
 from support.heads import NOISE, WRONG, Headed
@@ -23,7 +24,6 @@ from support.tiny_heads import agreeing_by_attention, agreeing_by_states, write_
 
 from specgguf.config import SamplingParams
 from specgguf.decode.drafters import Drafter
-from specgguf.decode.generation import generate
 from specgguf.decode.records import Draft, Round, VerifyResult
 from specgguf.decode.sampling import Distribution, Rng, Transform, draw
 from specgguf.decode.verifier import RULES

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 from loop import PLAIN, MakeController, Setting, distance, fixed, reference, run, script
+from support.alone import generate
 from support.enumeration import EnumeratingRng, expectation, output_distribution, total_variation, walk
 from support.fakes import FakeClock, FakeModel, FakeStopCheck, Script, random_table
 
 from specgguf.control.controller import Adaptive, Fixed
 from specgguf.control.costs import Costs
 from specgguf.decode.drafters import ModelDrafter, NgramDrafter, Proposal
-from specgguf.decode.generation import generate
 from specgguf.decode.records import Draft, Round, VerifyResult
 from specgguf.decode.sampling import Distribution, Rng, Transform, draw, one_hot
 from specgguf.decode.verifier import RULES

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from support import tiny
+from support.alone import generate
 from support.enumeration import output_distribution, total_variation
 from support.fakes import FakeStopCheck, Script
 from test_gguf import DENSE, RECURRENT, Loaded, loaded, reference, rules, top
@@ -20,7 +21,6 @@ from test_gguf import DENSE, RECURRENT, Loaded, loaded, reference, rules, top
 from specgguf import SpeculativeLlama
 from specgguf.config import SamplingParams
 from specgguf.decode.drafters import ModelDrafter
-from specgguf.decode.generation import generate
 from specgguf.decode.records import Round
 from specgguf.decode.sampling import Rng, Transform
 from specgguf.decode.vocab_map import MappedTransform

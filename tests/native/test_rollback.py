@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from conftest import Pair
 from support import models
+from support.alone import generate
 from support.contexts import MEMORIES, TEXT, WRONG, Opened, opened_as
 from support.fakes import FakeStopCheck, Script
 
 from specgguf import SamplingParams, SpeculativeLlama
 from specgguf.decode.drafters import ModelDrafter
-from specgguf.decode.generation import generate
 from specgguf.decode.records import Draft, VerifyResult
 from specgguf.decode.sampling import Distribution, Rng, Transform, draw
 from specgguf.errors import BackendError

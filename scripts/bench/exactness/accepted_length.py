@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 from specgguf.cli.terminal.tables import lines
+from support.alone import generate
 
 import fetch_models
 from bench.lib.cells import RESULTS, commit, say
@@ -28,7 +29,6 @@ from specgguf import SamplingParams, SpeculativeLlama
 from specgguf.bench import results, runs
 from specgguf.control.controller import Fixed
 from specgguf.decode.drafters import ModelDrafter
-from specgguf.decode.generation import generate
 from specgguf.decode.records import Draft, VerifyResult
 from specgguf.decode.sampling import Distribution, Rng, Transform
 from specgguf.decode.verifier import RULES, verify_block

@@ -77,9 +77,9 @@ def _by_server(server: Server, prompts: Sequence[list[int]], n_tokens: int, _see
     }
 
 
-def table(args: argparse.Namespace, saved: dict[str, Any]) -> dict[str, Any]:
-    """Everything for one pair; with the cells that were saved for other sizes, where all else is the same."""
-    head = {
+def described(args: argparse.Namespace) -> dict[str, Any]:
+    """What cells of one file have in common."""
+    return {
         "name": args.name,
         "machine": results.machine(),
         "model": Path(args.model).name,
@@ -87,36 +87,29 @@ def table(args: argparse.Namespace, saved: dict[str, Any]) -> dict[str, Any]:
         "n_tokens": args.tokens,
         "n_threads": physical_cores(),
     }
-    cells: list[dict[str, Any]] = []
-    if all(saved.get(key) == value for key, value in head.items()):
-        cells = [cell for cell in saved["cells"] if cell["size"] not in args.sizes]
-    for size in args.sizes:
-        with contextlib.ExitStack() as stack:
-            loaded = SpeculativeLlama(args.model, args.draft_model, n_ctx=args.n_ctx, n_parallel=size, draft_max=5)
-            llm = stack.enter_context(loaded)
-            asked = [llm.render([{"role": "user", "content": text}]) for text in texts(size)]
-            prompts = [list(prompt) for prompt in asked]
-            run: dict[str, Callable[[int, int], dict[str, float]]] = {
-                way: partial(once, llm, prompts, way) for way in WAYS
-            }
-            for way, name in SERVERS.items() if args.server else ():
-                pair = {"model": Path(args.model), "draft_model": Path(args.draft_model)}
-                limits = {"n_ctx": args.n_ctx, "n_threads": physical_cores(), "n_parallel": size}
-                server = stack.enter_context(contextlib.closing(Server(args.server, name, pair, **limits)))
-                run[way] = partial(_by_server, server, prompts)
-            for once_more in run.values():
-                once_more(8, 0)
-            found: dict[str, list[dict[str, float]]] = {way: [] for way in run}
-            ways = tuple(run)
-            for repeat in range(args.repeats):
-                for way in ways[repeat % len(ways) :] + ways[: repeat % len(ways)]:
-                    found[way].append(run[way](args.tokens, repeat))
-            cell = {"size": size, "commit": commit(), "ways": found, **summary(found)}
-            cells.append(cell)
-            say(json.dumps({"size": size, **cell["median"], "auto_of_best_plain": cell["auto_of_best_plain"]}))
-            if "auto_of_server" in cell:
-                say(f"auto of llama-server's best: {cell['auto_of_server']}")
-    return {**head, "cells": sorted(cells, key=lambda cell: int(cell["size"]))}
+
+
+def cell(args: argparse.Namespace, size: int) -> dict[str, Any]:
+    """So many prompts at once, in every way."""
+    with contextlib.ExitStack() as stack:
+        loaded = SpeculativeLlama(args.model, args.draft_model, n_ctx=args.n_ctx, n_parallel=size, draft_max=5)
+        llm = stack.enter_context(loaded)
+        asked = [llm.render([{"role": "user", "content": text}]) for text in texts(size)]
+        prompts = [list(prompt) for prompt in asked]
+        run: dict[str, Callable[[int, int], dict[str, float]]] = {way: partial(once, llm, prompts, way) for way in WAYS}
+        for way, name in SERVERS.items() if args.server else ():
+            pair = {"model": Path(args.model), "draft_model": Path(args.draft_model)}
+            limits = {"n_ctx": args.n_ctx, "n_threads": physical_cores(), "n_parallel": size}
+            server = stack.enter_context(contextlib.closing(Server(args.server, name, pair, **limits)))
+            run[way] = partial(_by_server, server, prompts)
+        for once_more in run.values():
+            once_more(8, 0)
+        found: dict[str, list[dict[str, float]]] = {way: [] for way in run}
+        ways = tuple(run)
+        for repeat in range(args.repeats):
+            for way in ways[repeat % len(ways) :] + ways[: repeat % len(ways)]:
+                found[way].append(run[way](args.tokens, repeat))
+        return {"size": size, "commit": commit(), "ways": found, **summary(found)}
 
 
 def summary(found: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
@@ -160,6 +153,13 @@ def main() -> None:
         parser.error("give --model and --draft-model")
     path = RESULTS / f"several-{args.name}.json"
     saved = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    found = table(args, saved)
-    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    head = described(args)
+    cells = {one["size"]: one for one in saved["cells"]} if head.items() <= saved.items() else {}
+    for size in args.sizes:
+        one = cells[size] = cell(args, size)
+        say(json.dumps({"size": size, **one["median"], "auto_of_best_plain": one["auto_of_best_plain"]}))
+        if "auto_of_server" in one:
+            say(f"auto of llama-server's best: {one['auto_of_server']}")
+        made = {**head, "cells": [cells[n] for n in sorted(cells)]}
+        path.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
     say(f"wrote {path.relative_to(ROOT)}")
