@@ -105,9 +105,10 @@ def shapes(options: argparse.Namespace, port: int) -> dict[str, Any]:
     from specgguf.native.weights import Weights
 
     relay = Relay(port)
-    spread = {"rpc_servers": [f"127.0.0.1:{relay.port}"], "tensor_split": [1, 1]}
-    weights = Weights(str(options.target), spread)
-    model = Model(weights, n_ctx=512, n_threads=threads(), n_threads_batch=threads())
+    n_threads = {"n_threads": threads(), "n_threads_batch": threads()}
+    keywords = {"rpc_servers": [f"127.0.0.1:{relay.port}"], "tensor_split": [1, 1], **n_threads}
+    weights = Weights(str(options.target), keywords)
+    model = Model(weights, n_ctx=512)
     relay.bytes_per_s = options.mbit * 1e6 / 8
     model.extend([0] * 64, 1)
     found: dict[str, Any] = {}
