@@ -517,19 +517,19 @@ print(int(open("/proc/self/statm").read().split()[0]) * os.sysconf("SC_PAGESIZE"
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads memory from /proc")
 def test_how_fast_prompts_are_read_is_expected_from_costs_and_known_from_prompts(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("specgguf.engine.costs_for", lambda *_: paying())
+    assert make(draft="off").prompt_speed == 0.0, "nothing was measured"
     llm = make(draft="auto")
-    assert llm.prompt_speed == 0.0, "nothing was measured yet"
     llm.create_completion("a", max_tokens=1)
     assert llm.prompt_speed == pytest.approx(paying().batch_max / paying().verify_s(paying().batch_max))
     llm.stats.n_prefilled, llm.stats.prompt_s = 300, 2.0
     assert llm.prompt_speed == 150.0
 
 
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads memory from /proc")
 def test_a_longer_context_costs_its_cache_and_nothing_else(tiny_wide: Path) -> None:
     """A vocabulary of 152k and 7,680 more places: rows for all of them would be 4.7 GB; their cache is 2 MB. Address
     space is measured, since what was never touched takes no memory yet."""
