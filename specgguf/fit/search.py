@@ -115,7 +115,9 @@ def cheapest_change(plan: Plan) -> Change | None:
 def _changes(plan: Plan) -> Iterator[Change]:
     q8 = plan.with_kv("q8_0")
     is_q8 = plan.target.type_k == "q8_0"
-    kv_flags = "--type-k q8_0 --type-v q8_0 --draft-type-k q8_0 --draft-type-v q8_0 --flash-attn"
+    has_file = plan.draft is not None and not plan.draft.hparams.are_heads
+    draft_flags = " --draft-type-k q8_0 --draft-type-v q8_0" if has_file else ""
+    kv_flags = f"--type-k q8_0 --type-v q8_0{draft_flags} --flash-attn"
     if not is_q8 and q8.fits:
         yield Change("KV caches in q8_0", kv_flags, q8)
     for candidate, text, flags in ((plan, "", ""), (q8, " and KV caches in q8_0", " " + kv_flags)):
