@@ -24,6 +24,8 @@ def show(plan: Plan, sizes: Footprint) -> None:
     for label, load in (("target", plan.target), (_drafts(plan), plan.draft)):
         if load:
             click.echo(f"{label:<7} {load.hparams.name}  ({planning.describe(load.hparams)})  {_how(load, plan)}")
+            if load.hparams.n_vocab_source:
+                click.echo(f"        {planning.describe_slimmed(load.hparams)}")
     click.echo()
     has_gpu = bool(plan.machine.gpus)
     header = ("MB", "device", "host") if has_gpu else ("MB", "host")
@@ -89,8 +91,10 @@ def _rows(sizes: Footprint, drafts: str) -> list[tuple[str, str, str]]:
             rows.append((f"{label} weights", estimate.weights, estimate.host_weights))
             rows.append((f"{label} KV cache", estimate.kv, estimate.host_kv))
             rows.append((f"{label} compute", estimate.compute, estimate.host_compute))
-        if estimate.host_states:
-            rows.append((f"{label} hidden states", 0, estimate.host_states))
+            if estimate.host_vocab:
+                rows.append((f"{label} vocabulary", 0, estimate.host_vocab))
+            if estimate.host_states:
+                rows.append((f"{label} hidden states", 0, estimate.host_states))
     rows.append(("overhead", sizes.overhead if sizes.device else 0, sizes.host_overhead))
     rows.append(("in all", sizes.device, sizes.host))
     rows.append(("free", sizes.device_free, sizes.machine.cpu.free_bytes))
@@ -126,7 +130,7 @@ def as_json(plan: Plan, sizes: Footprint) -> dict[str, Any]:
     }
 
 
-_HOST = ("host_weights", "host_kv", "host_compute", "host_states")
+_HOST = ("host_weights", "host_kv", "host_compute", "host_vocab", "host_states")
 
 
 def show_prediction(costs: PairCosts, *, measured: bool) -> None:

@@ -161,9 +161,8 @@ class Batch:
         try:
             reply = self._reply(*request.call())
             with self._engine.each_generation(self._hold):
-                result = reply.work()
-            assert isinstance(result, dict)
-            return rows.answered(request, reply.shape(result))
+                results: list[Any] = [work() for work in reply.works]
+            return rows.answered(request, reply.shape(reply.whole(results)))
         except Exception as error:
             if isinstance(error, Cancelled) and self._stopped:
                 return None

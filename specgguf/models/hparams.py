@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from specgguf.errors import Unsupported
 from specgguf.presets import ModelFile
 
+from . import slim
 from .header import Header, Tensor, read, shards
 from .header_check import impossible
 from .nextn import prediction_heads
@@ -37,6 +38,8 @@ class HParams:
             and skips.
         output_bytes: of the output matrix, and small things like norms; a tied matrix is the embedding again.
         matrix_bytes: weights of the matrices that are multiplied with, by ggml type.
+        n_vocab_source: ids of the file that a slimmed draft was cut from, all of which it reads; 0 for other models.
+        source: that file's name.
         is_sure: whether the formula knows this kind of memory; if not, only `measured` tells.
         expert_bytes: of the layers' weights, those of experts; expert_share: of these, what one token reads.
         heads: the prediction heads that can draft, as a model of their layers alone, which reads the whole model's
@@ -61,6 +64,8 @@ class HParams:
     n_params: int
     matrix_bytes: tuple[tuple[int, int], ...] = ()
     n_masks: int = 1
+    n_vocab_source: int = 0
+    source: str = ""
     is_sure: bool = True
     expert_bytes: int = 0
     expert_share: float = 1.0
@@ -150,6 +155,8 @@ def of_headers(headers: Sequence[Header], name: str) -> HParams:
         n_params=_n_params(own),
         matrix_bytes=_matrices(own),
         n_masks=2 if _one(header.get("attention.sliding_window")) else 1,
+        n_vocab_source=_one(header.metadata.get(slim.N_VOCAB)),
+        source=PurePosixPath(str(header.metadata.get(slim.SOURCE, ""))).name,
         is_sure=not any(_one(header.get(key)) for key in _OTHER_MEMORIES),
         expert_bytes=_bytes(t for t in own if EXPERTS in t.name),
         expert_share=min(1.0, (_one(header.get("expert_used_count")) or 1) / (_one(header.get("expert_count")) or 1)),

@@ -26,7 +26,7 @@ from .http import EventStream, Gone, Late
 from .metrics import Metrics
 from .protocols.bodies import BadRequest, read
 from .protocols.reply import Parse, Reply
-from .queue import FINISH_S, Closing, Job, Worker
+from .queue import FINISH_S, Closing, Item, Job, Worker, without_frames
 
 Json = dict[str, Any]
 logger = logging.getLogger("specgguf.serve")
@@ -68,7 +68,7 @@ class Answers:
             reply = await asyncio.to_thread(lambda: parse(read(data)))  # megabytes, or a grammar: not on the loop
             record.model = reply.model or config.name
             self._quotas.enter(record.key)
-            job = Job(reply.work, record.key or record.client)
+            job = Job(reply.works, record.key or record.client)
             self.worker.submit(job)
         except ClientDisconnect:
             return Response(status_code=499)
@@ -85,20 +85,22 @@ class Answers:
 
     async def _whole(self, job: Job, reply: Reply, record: RequestRecord) -> Response:
         try:
-            result = await job.next()
-            assert result is not None
-            await job.next()  # answer once the engine is done with it
+            results: dict[int, Json] = {}
+            while (item := await job.next()) is not None:  # answer once the engine is done with it
+                results[item[0]] = item[1]
+            result = reply.whole([results[i] for i in sorted(results)])
             self._count(record, result)
             return JSONResponse(reply.shape(result), headers=reply.headers)
         except Exception as error:
             return self._failed(error, record)
 
     def _failed(self, error: BaseException, record: RequestRecord) -> Response:
-        error = self._worded(error)
-        if http.status_of(error) == 500:
+        worded = self._worded(error)
+        if http.status_of(worded) == 500:
             logger.error("request %s failed", record.id, exc_info=error)
-        record.error = http.error_body(error)["error"]["message"]
-        return http.error_response(error)
+        without_frames(error)
+        record.error = http.error_body(worded)["error"]["message"]
+        return http.error_response(worded)
 
     def _worded(self, error: BaseException) -> BaseException:
         """A full context in the words that clients look for, to shorten the conversation and ask again."""
@@ -130,22 +132,23 @@ class Answers:
         )
 
     async def _events(
-        self, job: Job, first: asyncio.Future[Json | None], reply: Reply, record: RequestRecord, started: float
+        self, job: Job, first: asyncio.Future[Item | None], reply: Reply, record: RequestRecord, started: float
     ) -> AsyncGenerator[bytes | None, None]:
-        coming, shaped = first, reply.events()
+        coming, shaped, joined = first, reply.events(), reply.interleaved()
         try:
             while True:
                 while not coming.done():
                     await asyncio.wait({coming}, timeout=self.config.keepalive_s)
                     if not coming.done():
                         yield None
-                chunk = coming.result()
+                item = coming.result()
                 if coming is first:
                     self.metrics.first_s.add(asyncio.get_running_loop().time() - started)
-                if chunk is None:
+                if item is None:
                     for data in shaped.end():
                         yield data
                     return
+                chunk = joined.of(*item)
                 self._count(record, chunk)
                 for data in shaped.of(chunk):
                     yield data

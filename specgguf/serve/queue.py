@@ -1,8 +1,8 @@
-"""One engine, a thread for each job that it runs at once, and a fair queue of jobs before it.
+"""One engine, a thread for each answer that it writes at once, and a fair queue of jobs before it.
 
-Clients take turns, each with its own jobs in order; the queue has an end. Jobs are made and read on the event
-loop and run on a thread; a job can be stopped at any moment of its life. This module knows no HTTP and no
-JSON: a job is a callable that returns a dict or an iterator of dicts.
+Clients take turns, each with its own jobs in order; the queue has an end. A job is one request: an answer, or several,
+written beside each other where threads are free. Jobs are made and read on the event loop and run on threads; a job can
+be stopped at any moment of its life. No HTTP and no JSON here: an answer is a callable that returns dicts.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, closing
+from functools import partial
 from typing import Any, Protocol
 
 from specgguf.errors import Cancelled, SpecggufError
 
 Json = dict[str, Any]
 Work = Callable[[], Json | Generator[Json, None, None]]
+Item = tuple[int, Json]  # of which answer
 
 FINISH_S = 3.0  # a job asked to finish is cancelled after so long: it still reads its prompt
 
@@ -48,31 +50,30 @@ class Engine(Protocol):
 class Job:
     """One request on its way through the queue and the engine; belongs to the event loop that made it.
 
+    Args:
+        works: what makes each of its answers. client: whose turn it takes.
+
     Attributes:
         began, ended: set on the way, `ended` always; `began` too, even if it never ran.
-        ran: whether the engine took it up.
+        ran: whether the engine took it up. n_running: its answers that are in the engine. over: all of it was done.
     """
 
-    def __init__(self, work: Work, client: str) -> None:
-        self.work = work
+    def __init__(self, works: Sequence[Work], client: str) -> None:
+        self.left = deque(enumerate(works))  # answers that have not begun
         self.client = client
-        self.ran = False
+        self.ran, self.n_running, self.over = False, 0, False
         self.began, self.ended = asyncio.Event(), asyncio.Event()
         self.cancelled = self.finishing = False
-        self.generation: Stoppable | None = None  # the one that is made for this job now
         self.told_at = 0.0  # when it began or gave its latest dict, on time.monotonic's clock
         self.stopped_at: float | None = None  # when it was first asked to stop
+        self._generations: dict[int, Stoppable] = {}  # by answer: the one that is made for it now
         self._reason: Exception | None = None
         self._loop = asyncio.get_running_loop()
-        self._items: asyncio.Queue[Json | None] = asyncio.Queue()
+        self._items: asyncio.Queue[Item | None] = asyncio.Queue()
         self._error: BaseException | None = None
 
-    async def next(self) -> Json | None:
-        """The next dict, None after the last.
-
-        Raises:
-            Whatever ended the job.
-        """
+    async def next(self) -> Item | None:
+        """The next dict and the number of its answer, None after the last. Raises whatever ended the job."""
         item = await self._items.get()
         if item is None:
             self._items.put_nowait(None)
@@ -81,40 +82,54 @@ class Job:
         return item
 
     def stop(self, reason: Exception | None, *, finish: bool) -> None:
-        """Stop the generation that is made for it, or as soon as there is one; `reason` is raised by `next` instead of
-        Cancelled."""
+        """Stop the generations that are made for it, or as soon as there are some; `reason` is raised by `next` instead
+        of Cancelled."""
         self._reason = self._reason or reason
         self.stopped_at = self.stopped_at or time.monotonic()
         self.finishing, self.cancelled = True, self.cancelled or not finish
-        self._pass_on()
+        for generation in tuple(self._generations.values()):
+            self._pass_on(generation)
 
-    def _pass_on(self) -> None:
-        if self.generation is not None and self.finishing:
-            (self.generation.cancel if self.cancelled else self.generation.stop)()
+    def _pass_on(self, generation: Stoppable) -> None:
+        if self.finishing:
+            (generation.cancel if self.cancelled else generation.stop)()
 
     # --- called by the worker -----------------------------------------------------------------------------
 
-    def hold(self, generation: Stoppable) -> None:
+    def hold(self, i: int, generation: Stoppable) -> None:
         """A generation was asked for. In this order: a `stop` that comes now finds it, an earlier one is heard."""
-        self.generation = generation
-        self._pass_on()
+        self._generations[i] = generation
+        self._pass_on(generation)
 
-    def tell(self, item: Json) -> None:
+    def tell(self, i: int, item: Json) -> None:
         self.told_at = time.monotonic()
-        self._on_loop(lambda: self._items.put_nowait(item))
+        self._on_loop(lambda: self._items.put_nowait((i, item)))
 
-    def begin(self) -> None:
-        self.ran = True
+    def begin(self) -> tuple[int, Work]:
+        """Its next answer, which is in the engine now."""
+        self.n_running += 1
         self.told_at = time.monotonic()
-        self._on_loop(self.began.set)
+        if not self.ran:
+            self.ran = True
+            self._on_loop(self.began.set)
+        return self.left.popleft()
 
-    def end(self, error: BaseException | None = None) -> None:
-        if isinstance(error, Cancelled) and self._reason is not None:
-            error = self._reason
-        self._on_loop(lambda: self._end(error))
+    def leave(self, i: int, error: BaseException | None) -> None:
+        """An answer is not in the engine any more; the first error is what ends the job."""
+        self.n_running -= 1
+        self._generations.pop(i, None)
+        if error is not None:
+            self.fail(error)
 
-    def _end(self, error: BaseException | None) -> None:
-        self._error = error
+    def fail(self, error: BaseException) -> None:
+        self._error = self._error or (isinstance(error, Cancelled) and self._reason) or error
+
+    def end(self) -> None:
+        if not self.over:
+            self.over = True
+            self._on_loop(self._end)
+
+    def _end(self) -> None:
         self._items.put_nowait(None)
         self.began.set()
         self.ended.set()
@@ -125,12 +140,11 @@ class Job:
 
 
 class Worker:
-    """The threads that run jobs: as many at once as the engine does.
+    """The threads that run jobs.
 
     Args:
-        engine: tells which generations a job asks for.
-        n_max: the most jobs that may wait.
-        n_parallel: how many run at once.
+        engine: tells which generations an answer asks for.
+        n_max: the most jobs that may wait, for any of their answers. n_parallel: how many answers run at once.
     """
 
     def __init__(self, engine: Engine, *, n_max: int, n_parallel: int = 1) -> None:
@@ -146,13 +160,13 @@ class Worker:
 
     @property
     def n_waiting(self) -> int:
-        """How many jobs wait."""
+        """How many jobs wait, for any of their answers."""
         with self._changed:
             return self._n_waiting()
 
     @property
     def running(self) -> tuple[Job, ...]:
-        """The jobs in the engine, the oldest first."""
+        """The jobs that have begun and not ended, the oldest first."""
         with self._changed:
             return tuple(self._running)
 
@@ -183,31 +197,43 @@ class Worker:
 
     def _stop(self, job: Job, reason: Exception | None, *, finish: bool) -> None:
         with self._changed:
-            waiting = self._queues.get(job.client)
-            if waiting is not None and job in waiting:
-                waiting.remove(job)
-                if not waiting:
-                    del self._queues[job.client]
-                job.stop(reason, finish=finish)
-                job.end(Cancelled("stopped while waiting"))
-                return
-            job.stop(reason, finish=finish)
+            if job.ran and finish:
+                job.stop(reason, finish=True)  # its answers that have not begun will be short
+            else:
+                self._drop(job, reason)
         if finish and not job.ended.is_set():
             asyncio.get_running_loop().call_later(FINISH_S, self._give_up, job)
+
+    def _drop(self, job: Job, reason: Exception | None) -> None:
+        """Cancel what runs of `job`, and begin no more of it."""
+        job.stop(reason, finish=False)
+        waiting = self._queues.get(job.client, ())
+        if job in waiting:
+            self._queues[job.client].remove(job)
+            job.left.clear()
+            job.fail(Cancelled("stopped while waiting"))
+            if not waiting:
+                del self._queues[job.client]
+        self._end_if_done(job)
+
+    def _end_if_done(self, job: Job) -> None:
+        if job.n_running or job.left:
+            return
+        if job in self._running:
+            self._running.remove(job)
+        job.end()
 
     def _give_up(self, job: Job) -> None:
         if not job.ended.is_set():
             self.cancel(job)
 
     def close(self) -> None:
-        """Take no more jobs and end those that wait; those that run go on."""
+        """Take no more jobs and end those that have not begun; those that run go on."""
         with self._changed:
             self._closed = True
-            waiting = [job for jobs in self._queues.values() for job in jobs]
-            self._queues.clear()
+            for job in [job for jobs in self._queues.values() for job in jobs if not job.ran]:
+                self._drop(job, Closing("the server is stopping"))
             self._changed.notify_all()
-        for job in waiting:
-            job.end(Closing("the server is stopping"))
 
     def join(self, timeout: float) -> bool:
         """After `close`: wait so many seconds for the threads; whether they have ended."""
@@ -219,15 +245,18 @@ class Worker:
     # --- on a thread -------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while (job := self._take()) is not None:
-            error = self._do(job)
+        while (taken := self._take()) is not None:
+            job, i, work = taken
+            error = self._do(job, i, work)
             with self._changed:
-                self._running.remove(job)
-            job.end(error)
-            del job  # nothing of an answer is kept while the queue is empty
+                job.leave(i, error)
+                if error is not None and not job.cancelled:
+                    self._drop(job, None)  # its other answers are of no use
+                self._end_if_done(job)
+            del taken, job, work, error  # nothing of an answer is kept while the queue is empty
 
-    def _take(self) -> Job | None:
-        """The next job: the first of the first client, who then goes to the end."""
+    def _take(self) -> tuple[Job, int, Work] | None:
+        """The next answer: of the first job of the first client, who then goes to the end."""
         with self._changed:
             while not self._queues and not self._closed:
                 self._changed.wait()
@@ -235,25 +264,37 @@ class Worker:
                 return None
             client, jobs = next(iter(self._queues.items()))
             del self._queues[client]
-            job = jobs.popleft()
-            self._running.append(job)
+            job = jobs[0]
+            i, work = job.begin()
+            if job not in self._running:
+                self._running.append(job)
+            if not job.left:
+                jobs.popleft()
             if jobs:
                 self._queues[client] = jobs
-            job.begin()
-            return job
+                self._changed.notify()  # another thread may be free for what is left
+            return job, i, work
 
-    def _do(self, job: Job) -> BaseException | None:
+    def _do(self, job: Job, i: int, work: Work) -> BaseException | None:
         try:
-            with self._engine.each_generation(job.hold):
-                result = job.work()
+            with self._engine.each_generation(partial(job.hold, i)):
+                result = work()
                 if isinstance(result, dict):
-                    job.tell(result)
+                    job.tell(i, result)
                     return None
                 with closing(result):
                     for item in result:
                         if job.cancelled:
                             raise Cancelled("stopped")
-                        job.tell(item)
+                        job.tell(i, item)
+        except SpecggufError as error:
+            return without_frames(error)
         except BaseException as error:
             return error
         return None
+
+
+def without_frames(error: BaseException) -> BaseException:
+    """`error` without its traceback. A job holds its error, whose frames hold the job and all that it was asked:
+    megabytes, which only the garbage collector would find, seldom as it comes."""
+    return error.with_traceback(None)

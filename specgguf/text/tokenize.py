@@ -34,12 +34,13 @@ def rendered_ids(weights: Weights, prompt: Rendered, *, add_bos: bool, n_ctx: in
     Raises:
         ContextFull: no context of `n_ctx` tokens could hold it.
     """
-    data = [(text.encode(), special) for text, special in prompt.parts]
-    weights.check_length(sum(len(part) for part, _ in data), n_ctx)
+    weights.check_length(len(prompt.encode()), n_ctx)
     ids: list[int] = []
     for i, (text, special) in enumerate(prompt.parts):
         bos = add_bos and i == 0
-        ids += special_ids(weights, text, n_ctx, add_bos=bos) if special else tokenize(weights, data[i][0], add_bos=bos)
+        ids += (
+            special_ids(weights, text, n_ctx, add_bos=bos) if special else tokenize(weights, text.encode(), add_bos=bos)
+        )
     return ids
 
 

@@ -192,7 +192,8 @@ def test_infill_is_a_completion_with_a_suffix() -> None:
         "input_extra": [{"filename": "a.py", "text": "extra"}],
     }  # fmt: skip
     made = llama_server.infill_reply(Fake(), ServeConfig(), body)  # type: ignore[arg-type]
-    result: Any = made.work()
+    (work,) = made.works
+    result: Any = work()
     assert made.shape(result)["content"] == "M"
     assert (asked[0]["prompt"], asked[0]["suffix"]) == ("extra\nbefore here", "after")
 

@@ -26,13 +26,13 @@ async def worker(engine: Scripted, n_max: int = 100) -> AsyncIterator[Worker]:
 
 
 def job(engine: Scripted, client: str = "a", name: str = "", *, stream: bool = True) -> Job:
-    return Job(lambda: engine.create_chat_completion(stream=stream, name=name), client)
+    return Job([lambda: engine.create_chat_completion(stream=stream, name=name)], client)
 
 
 async def whole(job: Job) -> list[dict[str, Any]]:
     items = []
     while (item := await job.next()) is not None:
-        items.append(item)
+        items.append(item[1])
     return items
 
 
@@ -136,7 +136,7 @@ async def test_a_cancel_before_there_is_a_generation_is_heard_by_it() -> None:
         return engine.create_chat_completion(stream=True)
 
     async with worker(engine) as line:
-        late = Job(work, "a")
+        late = Job([work], "a")
         line.submit(late)
         await late.began.wait()
         line.cancel(late)
@@ -236,7 +236,7 @@ async def test_an_error_of_the_work_reaches_its_reader_and_nobody_else() -> None
         raise KeyError("broken")
 
     async with worker(engine) as line:
-        bad, good = Job(broken, "a"), job(engine)
+        bad, good = Job([broken], "a"), job(engine)
         line.submit(bad)
         line.submit(good)
         engine.open()

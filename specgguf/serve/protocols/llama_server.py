@@ -42,7 +42,7 @@ def completion_reply(engine: Engine, config: ServeConfig, body: Json) -> Reply:
     if len(call.prompts) > 1 or call.n > 1:
         raise BadRequest("/completion takes one prompt: /v1/completions takes several", param="prompt")
     made = reply_of(engine, engine.create_completion, call, config)
-    return Reply(made.work, made.stream, made.model, _shape, partial(_Events), made.headers)
+    return Reply(made.works, made.stream, made.model, _shape, partial(_Events), made.headers)
 
 
 def infill_reply(engine: Engine, config: ServeConfig, body: Json) -> Reply:

@@ -1,4 +1,4 @@
-"""OpenAI's two calls: a checked body becomes the engine's work, one answer or several.
+"""OpenAI's two calls: a checked body becomes what the engine is to write, one answer or several.
 
 It knows which method of the engine answers what; fields are checked in `bodies`, dicts come ready from the engine.
 """
@@ -69,13 +69,12 @@ class Compiles(Protocol):
 
 
 def reply_of(engine: Compiles, create: Callable[..., Any], call: Call, config: ServeConfig) -> Reply:
-    """The engine's work for `call`. A grammar is compiled here, before the request waits for the engine."""
+    """What the engine is to write for `call`. A grammar is compiled here, before the request waits for the engine."""
     model = call.keywords.setdefault("model", config.name)
     if (grammar := call.keywords.get("grammar")) is not None:
         call.keywords["grammar"] = engine.compile_grammar(grammar)
     prompts = [{"prompt": prompt} for prompt in call.prompts] or [{}]
     asked = [call.keywords | prompt for prompt in prompts]
-    creates = [partial(create, **keywords) for one in asked for keywords in several.seeded(one, call.n)]
-    work = creates[0] if len(creates) == 1 else partial(several.stream if call.stream else several.whole, creates)
+    works = tuple(partial(create, **keywords) for one in asked for keywords in several.seeded(one, call.n))
     headers = {IGNORED_HEADER: ", ".join(call.ignored)} if call.ignored else {}
-    return Reply(work, call.stream, model, events=partial(OpenAIEvents, call.include_usage), headers=headers)
+    return Reply(works, call.stream, model, events=partial(OpenAIEvents, call.include_usage), headers=headers)

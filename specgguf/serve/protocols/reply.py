@@ -1,4 +1,4 @@
-"""How one request is answered, whatever protocol it came in: the work for the engine, and the shape of what it yields.
+"""How one request is answered, whatever its protocol: what the engine is to write, and the shape of what it gives.
 
 It knows no HTTP, no queue and no model.
 """
@@ -6,9 +6,11 @@ It knows no HTTP, no queue and no model.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+from . import several
 
 Json = dict[str, Any]
 Work = Callable[[], Json | Generator[Json, None, None]]
@@ -66,17 +68,25 @@ class Reply:
     """How one request is answered.
 
     Attributes:
-        work: run on the engine's thread; gives a dict, or dicts one by one.
+        works: one for each answer, run on a thread of the engine's; gives a dict, or dicts one by one.
         stream: whether `events` shapes them as they come, or `shape` the one dict.
         model: what the client called the model. headers: of the answer.
     """
 
-    work: Work
+    works: tuple[Work, ...]
     stream: bool = False
     model: str = ""
     shape: Callable[[Json], Json] = _same
     events: Callable[[], Events] = OpenAIEvents
     headers: Mapping[str, str] = field(default_factory=dict)
+
+    def whole(self, results: Sequence[Json]) -> Json:
+        """The one dict of what each of `works` gave; `shape` makes the answer of it."""
+        return several.whole(results)
+
+    def interleaved(self) -> several.Interleaved:
+        """What makes one stream of those that `works` give."""
+        return several.Interleaved(len(self.works))
 
 
 Parse = Callable[[Json], Reply]

@@ -41,7 +41,7 @@ def responses_reply(engine: openai.Engine, config: ServeConfig, body: Json) -> R
     asked = {name: body.get(name) for name in ("instructions", "temperature", "top_p", "max_output_tokens", "metadata")}
     asked |= {"tools": body.get("tools") or [], "tool_choice": body.get("tool_choice") or "auto"}
     begin = partial(_response, made.model, asked)
-    return Reply(made.work, made.stream, made.model, partial(_shape, begin), partial(_Events, begin), made.headers)
+    return Reply(made.works, made.stream, made.model, partial(_shape, begin), partial(_Events, begin), made.headers)
 
 
 # --- in -----------------------------------------------------------------------------------------------------
