@@ -64,10 +64,11 @@ def largest_n_ctx(settings: Settings, pair: ChosenPair) -> int:
 
 def plan_of(settings: Settings, pair: ChosenPair) -> Plan:
     """The pair on this machine, loaded as the settings say."""
+    from specgguf.presets import HEADS
+
     from specgguf.fit import search
     from specgguf.fit.footprint import LoadParams
     from specgguf.fit.hardware import this_machine
-    from specgguf.fit.pair_choice import HEADS
     from specgguf.models import remote_header
 
     def load(path: Path, prefix: str) -> LoadParams:

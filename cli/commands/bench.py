@@ -146,7 +146,8 @@ def bench(
 
 def longest_draft(loaded: Loaded, draft_max: int) -> int:
     """The most tokens that can be drafted: of several prediction heads, each drafts one."""
-    from specgguf.fit.pair_choice import HEADS
+    from specgguf.presets import HEADS
+
     from specgguf.models.nextn import prediction_heads
 
     if loaded.draft_model != HEADS or loaded.pair is None:

@@ -128,7 +128,9 @@ def _about_worker(report: WorkerReport) -> str:
 
 def _heads(settings: Settings) -> tuple[dict[str, Any], list[Finding]]:
     """Whether this llama-cpp-python can run prediction heads, and how many the model has that is here, if one is."""
-    from specgguf.fit.pair_choice import HEADS, choose_pair, heads_missing, here
+    from specgguf.presets import HEADS
+
+    from specgguf.fit.pair_choice import choose_pair, heads_missing, here
     from specgguf.models.nextn import prediction_heads
     from specgguf.native.compat import REQUIREMENT
 
@@ -196,8 +198,10 @@ def _files(settings: Settings) -> tuple[Path, str | None, dict[str, Any]]:
     Raises:
         SpecggufError: nothing is here.
     """
+    from specgguf.presets import NGRAM
+
     from specgguf.config import DraftConfig
-    from specgguf.fit.pair_choice import NGRAM, choose_pair, here
+    from specgguf.fit.pair_choice import choose_pair, here
 
     given = {k: settings[k] for p in ("", "draft_") for k in (p + n for n in HARDWARE[1:]) if settings[k] is not None}
     keywords: dict[str, Any] = {"n_ctx": 512, "n_gpu_layers": None, **given}
@@ -213,8 +217,9 @@ def _files(settings: Settings) -> tuple[Path, str | None, dict[str, Any]]:
 
 
 def _about(target: Path, draft: str | None, costs: Costs, rollback: dict[str, str]) -> dict[str, Any]:
+    from specgguf.presets import HEADS
+
     from specgguf.fit import predict
-    from specgguf.fit.pair_choice import HEADS
     from specgguf.models.nextn import prediction_heads
 
     about: dict[str, Any] = {
@@ -233,7 +238,7 @@ def _about(target: Path, draft: str | None, costs: Costs, rollback: dict[str, st
 
 
 def _pair_findings(costs: Costs, target: Path, draft: str) -> list[Finding]:
-    from specgguf.fit.pair_choice import HEADS
+    from specgguf.presets import HEADS
 
     if not costs.draft_s:
         return []

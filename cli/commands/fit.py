@@ -120,7 +120,8 @@ def _plan(settings: Settings, machine: Machine) -> tuple[Plan, tuple[Path | None
 
 def _uses_heads(choice: PairChoice, target: RemoteHeader) -> bool:
     """Whether the target's own heads draft: named, or because nothing is. Raises Unsupported where it has none."""
-    from specgguf.fit.pair_choice import HEADS
+    from specgguf.presets import HEADS
+
     from specgguf.models.nextn import prediction_heads
 
     has_heads = target.hparams.heads is not None
@@ -130,8 +131,9 @@ def _uses_heads(choice: PairChoice, target: RemoteHeader) -> bool:
 
 
 def _draft(choice: PairChoice, target: Path | None, offline: bool | None) -> RemoteHeader | None:
+    from specgguf.presets import NO_FILE
+
     from specgguf.fit import draft_candidates
-    from specgguf.fit.pair_choice import NO_FILE
     from specgguf.models import remote_header
 
     if choice.seeks_draft:

@@ -16,14 +16,12 @@ from specgguf.errors import ConfigError, Unsupported
 from specgguf.models import hub
 from specgguf.models.nextn import prediction_heads
 from specgguf.native.heads import contexts as native_heads
-from specgguf.presets import ModelFile, Preset
+from specgguf.presets import HEADS, NO_FILE, ModelFile, Preset
 
 from . import draft_candidates, search
 from .hardware import Machine
 
 NO_DRAFT = ("none", "off", "no")
-NGRAM, HEADS = "ngram", "heads"
-NO_FILE = (NGRAM, HEADS)  # what drafts without a file of its own
 Resolve = Callable[[ModelFile | str], Path]
 
 

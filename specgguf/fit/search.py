@@ -12,7 +12,7 @@ from specgguf import presets
 from specgguf.errors import ConfigError, SpecggufError
 from specgguf.models import hub, remote_header
 from specgguf.models.hparams import HParams
-from specgguf.presets import ModelFile, Preset
+from specgguf.presets import HEADS, NO_FILE, ModelFile, Preset
 
 from . import hardware
 from .footprint import N_CTX_STEP, Footprint, LoadParams, footprint
@@ -80,8 +80,8 @@ def loads_of(preset: Preset, *, offline: bool | None = None) -> tuple[LoadParams
         flash_attn=preset.flash_attn,
         n_ubatch=preset.n_ubatch,
     )
-    if preset.draft_model is None:
-        return target, None
+    if preset.draft_model is None or preset.draft_model in NO_FILE:
+        return target, target.of_heads if preset.draft_model == HEADS else None
     of_draft = remote_header.read(preset.draft_model, offline=offline).hparams
     return target, replace(target, hparams=of_draft, type_k=preset.draft_type_k, type_v=preset.draft_type_v)
 

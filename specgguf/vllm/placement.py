@@ -14,8 +14,8 @@ from specgguf.errors import SpecggufError, Unsupported
 from specgguf.fit import search
 from specgguf.fit.footprint import LoadParams
 from specgguf.fit.hardware import Machine, this_machine
-from specgguf.fit.pair_choice import HEADS
 from specgguf.models import remote_header
+from specgguf.presets import HEADS
 from specgguf.turns.caches import CELLS_BESIDE
 
 WHOLE, BY_LAYER, BY_ROW = 0, 1, 2  # llama.cpp's split modes

@@ -152,6 +152,13 @@ def test_host_runs(script: Script) -> None:
     assert "there is no" not in said  # every stage that is named exists
 
 
+def test_heads_runs(script: Script) -> None:
+    said = script("heads", "--quick", "--n-threads", "1")
+    for shape in ("Qwen3.5-0.8B, as it is, q4_0, ", "GLM-4.5-Air, an eighth as wide, q4_0, "):
+        assert shape in said
+    assert said.count(" + ") == 8, "drafting and verifying, at four lengths of two shapes"
+
+
 def test_the_page_is_what_the_results_say(script: Script) -> None:
     assert "nothing to change" in script("page", "--check")
 

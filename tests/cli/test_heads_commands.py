@@ -133,6 +133,15 @@ def test_fit_predicts_for_heads_as_for_any_draft(run: Run, files: dict[str, str]
     assert header.split() == ["accepted", "K=1", "K=2", "best"], "each of two heads drafts one token"
 
 
+def test_a_preset_may_name_the_heads(run: Run, home: Path, files: dict[str, str]) -> None:
+    assert run("presets", "save", "own", "-m", files["2"], "-d", "heads", "-c", "256").code == 0
+    assert run("presets", "show", "own").out.endswith("draft  heads\n")
+    about = run("fit", "-p", "own", "--json").json
+    assert (about["drafts"], about["draft"]["host_states"] > 0) == ("heads", True)
+    answer = run("chat", "-p", "own", "--max-tokens", "4", "--json", "hello")
+    assert answer.code == 0, answer.err
+
+
 # --- models ---------------------------------------------------------------------------------------------------
 
 
