@@ -27,6 +27,7 @@ REPACKED = {"x86_64": (2, 12, 20, 39), "AMD64": (2, 12, 20, 39)}
 REPACKED_ARM = (2, 8, 12, 13, 14, 20, 39)
 N_CTX_STEP = 256  # llama.cpp rounds contexts up to a multiple of this
 VOCAB_BYTES = 330  # per id, measured on vocabularies of 33,000 to 152,000 ids: its text, its place, its merge
+STATES_STEP = 256  # hidden states that are allocated at first
 OWN_CONTEXT = 256  # cells of the minimal context that `llama_cpp.Llama` keeps beside ours
 
 
@@ -171,7 +172,10 @@ def _estimate_heads(load: LoadParams, kind: str, n_devices: int) -> MemoryEstima
     up = slice(n - n_up, n)
     kv, weights = kv_bytes_by_layer(load), hparams.layer_bytes
     compute = n * _head_graph_bytes(load)
-    rows = rounded(load.n_ctx) + (n + 1) * load.n_ubatch  # of the text, and of a batch in each context
+    rows = STATES_STEP  # of the text: they grow by doubling
+    while rows < load.n_ctx:
+        rows *= 2
+    rows += (n + 1) * load.n_ubatch  # of a batch in each context
     return MemoryEstimate(
         weights=(n_weights := sum(weights[up])),
         kv=(n_kv := n * sum(kv[up])),

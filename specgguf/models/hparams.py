@@ -278,7 +278,11 @@ def _per_layer(value: Any, n_layer: int) -> list[int]:
 
 
 def _kv_heads(header: Header, n_head: int, n_layer: int, n_own: int) -> list[int]:
-    """Of each layer; 0 for one that keeps a state instead. Some hybrids only say how often a layer attends."""
+    """Of each layer; 0 for one that keeps a state instead, which some hybrids say apart: of each, or how often one of
+    them attends."""
     found = _per_layer(header.get("attention.head_count_kv", n_head), n_layer)
     every = _one(header.get("full_attention_interval")) or 1
-    return [0 if i < n_own and (i + 1) % every else n for i, n in enumerate(found)]
+    recurrent = header.get("attention.recurrent_layers")
+    if not isinstance(recurrent, list) or len(recurrent) != n_layer:
+        recurrent = [i < n_own and (i + 1) % every for i in range(n_layer)]
+    return [0 if keeps else n for n, keeps in zip(found, recurrent, strict=True)]

@@ -55,7 +55,7 @@ def script(tmp_path: Path, tiny_chat: Pair) -> Script:
     """script(name, *arguments) -> its stdout; its cache and its results stay in `tmp_path`."""
 
     def run(name: str, *arguments: str, code: int = 0) -> str:
-        pair = [] if name == "page" else ["--target", str(tiny_chat.target), "--draft", str(tiny_chat.draft)]
+        pair = [] if name in ("page", "heads") else ["--target", str(tiny_chat.target), "--draft", str(tiny_chat.draft)]
         done = subprocess.run(
             [sys.executable, str(RUN), name, *pair, *arguments],
             capture_output=True,

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support.tiny import Shape, chat, write_llama
 from support.tiny_heads import write_hy_v3, write_qwen35
@@ -14,11 +15,12 @@ from support.tiny_heads import write_hy_v3, write_qwen35
 from specgguf.fit import footprint, predict, search
 from specgguf.fit.footprint import LoadParams, MemoryEstimate, estimate
 from specgguf.fit.hardware import MIB, described
-from specgguf.models import hparams
+from specgguf.models import header, hparams
 from specgguf.models.hparams import HParams
 from specgguf.native import backend
 from specgguf.native.context import Model
 from specgguf.native.heads.contexts import LOAD, PredictionHeads
+from specgguf.native.heads.states import HiddenStates
 from specgguf.native.weights import Weights
 
 N_CTX = 4096
@@ -109,10 +111,25 @@ def test_a_hybrid_that_only_says_how_often_it_attends_is_recurrent(files: dict[s
     assert heads_of(files["hybrid"]).is_sure
 
 
-def test_hidden_states_are_counted(files: dict[str, Path]) -> None:
-    rows = 4 * SHAPE.n_embd * N_CTX
-    assert rows <= estimated(files["one"]).host_states <= 1.3 * rows
-    assert estimate(load_of(files["one"]), "cpu").host_states == 0
+def test_a_hybrid_may_name_its_recurrent_layers(files: dict[str, Path]) -> None:
+    found = header.read(files["hybrid"])
+    named = {**found.metadata, "qwen35.attention.recurrent_layers": [False, True, False]}
+    of_named = hparams.of_headers([replace(found, metadata=named)], "named")
+    assert [bool(k) for k in of_named.k_width] == [True, False, False]
+    assert of_named.heads == replace(heads_of(files["hybrid"]), name="named")
+
+
+@pytest.mark.parametrize("n_ctx", [300, 4096, 5000])
+def test_hidden_states_are_counted(files: dict[str, Path], n_ctx: int) -> None:
+    """Those of the text, as they are really allocated, and a batch of them in the target's context and in the head's."""
+    states = HiddenStates(SHAPE.n_embd)
+    for n in range(50, n_ctx + 50, 50):
+        states.take(list(range(min(n, n_ctx))), np.zeros((50, SHAPE.n_embd), np.float32))
+    load = replace(load_of(files["one"]), n_ctx=n_ctx)
+    assert load.of_heads is not None
+    batches = 2 * 4 * SHAPE.n_embd * load.n_ubatch
+    assert estimate(load.of_heads, "cpu").host_states == states._rows.nbytes + batches
+    assert estimate(load, "cpu").host_states == 0
 
 
 def test_heads_are_offloaded_after_the_output_and_before_the_other_layers(files: dict[str, Path]) -> None:
