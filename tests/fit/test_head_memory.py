@@ -121,7 +121,7 @@ def test_a_hybrid_may_name_its_recurrent_layers(files: dict[str, Path]) -> None:
 
 @pytest.mark.parametrize("n_ctx", [300, 4096, 5000])
 def test_hidden_states_are_counted(files: dict[str, Path], n_ctx: int) -> None:
-    """Those of the text, as they are really allocated, and a batch of them in the target's context and in the head's."""
+    """Those of the text, as they are allocated, and a batch of them in the contexts of target and head."""
     states = HiddenStates(SHAPE.n_embd)
     for n in range(50, n_ctx + 50, 50):
         states.take(list(range(min(n, n_ctx))), np.zeros((50, SHAPE.n_embd), np.float32))
