@@ -122,12 +122,14 @@ def _uses_heads(choice: PairChoice, target: RemoteHeader) -> bool:
     """Whether the target's own heads draft: named, or because nothing is. Raises Unsupported where it has none."""
     from specgguf.presets import HEADS
 
+    from specgguf.fit.pair_choice import heads_missing
     from specgguf.models.nextn import prediction_heads
 
     has_heads = target.hparams.heads is not None
     if choice.draft_model == HEADS and not has_heads:
         raise prediction_heads.none_in(choice.model)
-    return has_heads and (choice.draft_model == HEADS or (choice.seeks_draft and choice.takes_heads))
+    unnamed = choice.seeks_draft and choice.takes_heads
+    return has_heads and (choice.draft_model == HEADS or (unnamed and not heads_missing()))
 
 
 def _draft(choice: PairChoice, target: Path | None, offline: bool | None) -> RemoteHeader | None:

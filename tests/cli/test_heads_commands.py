@@ -127,6 +127,11 @@ def test_fit_without_a_draft_counts_none(run: Run, files: dict[str, str]) -> Non
     assert (about["prediction_heads"], about["drafts"], about["draft"]) == (2, None, None)
 
 
+def test_fit_counts_no_heads_that_cannot_be_run(run: Run, files: dict[str, str], no_calls: None) -> None:
+    about = run("fit", "-m", files["2"], "--json").json
+    assert (about["prediction_heads"], about["drafts"]) == (2, None)
+
+
 def test_fit_predicts_for_heads_as_for_any_draft(run: Run, files: dict[str, str]) -> None:
     said = run("fit", "-m", files["2"], "--predict", "--device", "RTX 4090").out
     header = next(line for line in said.splitlines() if line.startswith("accepted"))
