@@ -21,9 +21,10 @@ from specgguf.cli.interrupts import Interrupts
 from specgguf.cli.open_pair import Loaded
 from specgguf.cli.options import BY_NAME
 from specgguf.cli.settings import Settings, gather
-from specgguf.cli.terminal import bench_view, console
+from specgguf.cli.terminal import console
 from specgguf.cli.terminal.progress import bar, human_seconds
 from specgguf.cli.terminal.status import StatusOutput
+from specgguf.cli.terminal.views import bench_view
 
 from specgguf.config import SamplingParams, did_you_mean
 from specgguf.errors import Cancelled, ConfigError

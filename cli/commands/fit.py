@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from specgguf.cli.click_options import GroupedCommand, SectionOption, options
 from specgguf.cli.settings import Settings, gather
-from specgguf.cli.terminal import fit_view
+from specgguf.cli.terminal.views import fit_view
 
 from specgguf.errors import SpecggufError
 

@@ -19,7 +19,7 @@ from specgguf.cli import exits
 from specgguf.cli import open_pair as cli_engine
 from specgguf.cli.main import cli
 from specgguf.cli.open_pair import Loaded
-from specgguf.cli.terminal import bench_view
+from specgguf.cli.terminal.views import bench_view
 from support.cli_support import home
 
 from specgguf import SamplingParams, SpeculativeLlama

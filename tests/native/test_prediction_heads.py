@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 from conftest import Pair
+from specgguf.presets import HEADS
 from support.tiny import SMALL, chat
 from support.tiny_heads import agreeing_by_attention, write_hy_v3, write_qwen35
 
 from specgguf import SamplingParams, SpeculativeLlama
 from specgguf.errors import Unsupported
-from specgguf.fit.pair_choice import HEADS, choose_pair, here
+from specgguf.fit.pair_choice import choose_pair, here
 from specgguf.models import header
 from specgguf.models.nextn import prediction_heads
 from specgguf.native import compat
