@@ -121,7 +121,7 @@ def write_tensors(writer: gguf.GGUFWriter, tensors: Sequence[Tensor], kind: str,
             n_bytes = t.n_values // block * block_bytes
             _fill(file, pattern.scaled(t.std), start, n_bytes)
         writer.write_padding(file, n_bytes)
-    size = file.tell()
+    size = int(file.tell())
     writer.close()
     return size
 
