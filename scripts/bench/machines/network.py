@@ -148,7 +148,8 @@ def save(options: argparse.Namespace, samples: list[dict[str, Any]], ms: float) 
 def named(path: Path) -> str:
     """What a file calls itself, and its format."""
     about = header.read(path).metadata
-    return f"{about.get('general.name', path.name)} ({FORMATS.get(about.get('general.file_type'), 'mixed')})"
+    format = FORMATS.get(int(about.get("general.file_type") or 0), "mixed")
+    return f"{about.get('general.name', path.name)} ({format})"
 
 
 def write(options: argparse.Namespace, found: dict[str, Any]) -> None:
