@@ -99,6 +99,7 @@ def measure(options: argparse.Namespace) -> None:
     """Mean overlaps by draft, kind and temperature; kept after every kind."""
     threads = {"n_threads": options.n_threads, "n_threads_batch": options.n_threads}
     kinds = {prompt.kind: prompt.prompt for prompt in reversed(load_prompts(None))} | MORE
+    kinds = {kind: prompt for kind, prompt in kinds.items() if not options.only or kind in options.only}
     with tempfile.TemporaryDirectory() as folder:
         llm = SpeculativeLlama(str(options.model), n_ctx=N_CTX, draft="off", **threads)
         target, weights = llm._engine.target, llm._engine.target.weights
@@ -119,17 +120,29 @@ def measure(options: argparse.Namespace) -> None:
                 for name, draft in drafts.items():
                     found[name][f"{kind} {temperature:g}"] = statistics.mean(draft.overlaps(text, probs, params))
                 say(kind, temperature, *(f"{found[name][f'{kind} {temperature:g}']:.3f}" for name in drafts))
-            data = {**head, "shares": shares, "acceptance": found}
-            FILE.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+            found = added(head, shares, found)
+
+
+def added(head: Json, shares: Json, found: Json) -> Json:
+    """Write what was found to what is saved of the same files and lengths, and give both."""
+    before: Json = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
+    if all(before.get(key) == head[key] for key in ("files", "tokens", "commit")) and before["shares"] == shares:
+        found = {name: before["acceptance"][name] | cells for name, cells in found.items()}
+    data = {**head, "shares": shares, "acceptance": found}
+    FILE.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    return found
 
 
 def table(data: Json) -> str:
     """The saved result as Markdown."""
     kinds = [key.rpartition(" ")[0] for key in next(iter(data["acceptance"].values())) if key.endswith(" 0")]
-    head = ["draft", *kinds]
-    rows = [head, ["---", *["---:"] * len(kinds)]]
+    head = ["draft", *kinds, "of the first's"]
+    rows = [head, ["---", *["---:"] * (len(kinds) + 1)]]
+    means = {name: statistics.mean(cells.values()) for name, cells in data["acceptance"].items()}
+    first = next(iter(means.values()))
     for name, cells in data["acceptance"].items():
-        rows.append([name, *(" / ".join(f"{100 * cells[f'{kind} {t}']:.0f}" for t in ("0", "0.8")) for kind in kinds)])
+        row = [" / ".join(f"{100 * cells[f'{kind} {t}']:.0f}" for t in ("0", "0.8")) for kind in kinds]
+        rows.append([name, *row, f"{means[name] / first:.1%}"])
     lines = "\n".join("| " + " | ".join(row) + " |" for row in rows)
     text = f"one answer of {data['tokens']} tokens each"
     return (
@@ -142,6 +155,7 @@ def main() -> int:
     parser.add_argument("-m", "--model", type=Path, metavar="FILE")
     parser.add_argument("-d", "--draft", type=Path, action="append", default=[], metavar="FILE")
     parser.add_argument("--slim", nargs="*", default=[], metavar="N", help="sizes to cut the first draft to")
+    parser.add_argument("--only", nargs="*", default=[], metavar="KIND", help="these alone, beside what is saved")
     parser.add_argument("--tokens", type=int, default=48, metavar="N", help="of each answer [%(default)s]")
     parser.add_argument("--n-threads", type=int, default=physical_cores(), metavar="N", help="[%(default)s]")
     parser.add_argument("--page", action="store_true", help="only write docs/models.md's table")

@@ -2,6 +2,7 @@
 
   scripts/bench/run slim --target T.gguf --draft D.gguf     five kinds of prompts, temperatures 0 and 0.8
   scripts/bench/run slim --steps-only --draft D.gguf        the steps alone, kept under --name
+  scripts/bench/run slim --temperature 0.8 …                this one alone, beside what is saved
   scripts/bench/run slim --page                             only write the tables into docs/models.md
 
 Each size is cut into a temporary folder and gone afterwards. Results go to docs/results/slim-NAME.json.
@@ -82,7 +83,7 @@ def answers(target: Path, files: Mapping[str, Path], options: argparse.Namespace
         for llm in engines.values():
             list(llm.generate(llm.render([{"role": "user", "content": "Hello."}]), SamplingParams(max_tokens=4)))
         for repeat in range(options.repeats):
-            for temperature in (0.0, 0.8):
+            for temperature in options.temperature:
                 for kind, prompt in prompts.items():
                     for name, llm in engines.items():
                         params = SamplingParams(temperature=temperature, max_tokens=options.tokens, seed=repeat)
@@ -109,24 +110,47 @@ def tables() -> str:
     blocks = []
     for path in sorted(RESULTS.glob("slim-*.json")):
         data = json.loads(path.read_text(encoding="utf-8"))
-        full_s, samples = data["steps"][FULL], data["answers"]
-        rows = []
-        for name, about in data["drafts"].items():
-            step = data["steps"][name]
-            row = [name if about["n_ids"] is None else f"{about['n_ids']:,}", f"{about['bytes'] / 1e6:.0f} MB"]
-            row += [f"{about['share']:.0%}", f"{1000 * step:.1f} ms", f"{full_s / step:.2f}x"]
-            rate, gain = accepted(samples, name), speed_up(samples, name)
-            if rate is not None and gain is not None:
-                row += [f"{rate:.0%}", f"{gain:.2f}x"]
-            rows.append(row)
-        head = "| tokens kept | file | of a text | step | faster |" + (" accepted | answers |" if samples else "")
-        head += "\n|" + " ---: |" * len(rows[0])
         machine = data["machine"]
         where = f"{machine['devices'][0]['name']}, {data['n_threads']} threads, {data['date'][:10]}"
-        what = f"for {data['target']}, auto" if data["target"] else "steps alone"
-        lines = "\n".join("| " + " | ".join(row) + " |" for row in rows)
-        blocks.append(f"{data['name']} ({what}; {where}):\n\n{head}\n{lines}")
+        blocks.append(f"{data['name']}, a step of it ({where}):\n\n{step_table(data)}")
+        if data["answers"]:
+            tokens = f"answers of {data['tokens']} tokens, {data['repeats']} of each"
+            blocks.append(f"{data['name']} for {data['target']}, drafting on auto ({tokens}):\n\n{answer_table(data)}")
     return "\n\n".join(blocks)
+
+
+def step_table(data: Json) -> str:
+    full_s, rows = data["steps"][FULL], []
+    for name, about in data["drafts"].items():
+        step = data["steps"][name]
+        row = [shown(data, name), f"{about['bytes'] / 1e6:.0f} MB", f"{about['share']:.0%}"]
+        rows.append([*row, f"{1000 * step:.1f} ms", f"{full_s / step:.2f}x"])
+    return table(["tokens kept", "file", "of a text", "step", "faster"], rows)
+
+
+def answer_table(data: Json) -> str:
+    """Each kind and temperature: tokens per second with the full draft, and how many times that with each slim one."""
+    samples = data["answers"]
+    names = [name for name in data["drafts"] if any(s["draft"] == name for s in samples)]
+    cells, rows = cells_of(samples), []
+    for (kind, temperature), by_draft in cells.items():
+        full = statistics.median(by_draft[FULL])
+        ratios = [f"{statistics.median(by_draft[name]) / full:.2f}x" for name in names[1:]]
+        rows.append([f"{kind}, {temperature:g}", f"{full:.2f} tokens/s", *ratios])
+    rows.append(["geometric mean", "", *(f"{speed_up(samples, name) or 0:.2f}x" for name in names[1:])])
+    rows.append(["accepted", *(f"{accepted(samples, name) or 0:.0%}" for name in names)])
+    return table(["answer, temperature", *(shown(data, name) for name in names)], rows)
+
+
+def shown(data: Json, name: str) -> str:
+    """A draft as the tables call it."""
+    n = data["drafts"][name]["n_ids"]
+    return name if n is None else f"{n:,}"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---:"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def accepted(samples: Sequence[Json], name: str) -> float | None:
@@ -135,15 +159,28 @@ def accepted(samples: Sequence[Json], name: str) -> float | None:
     return sum(s["draft_n_accepted"] for s in own) / max(1, sum(s["draft_n"] for s in own)) if own else None
 
 
+def cells_of(samples: Sequence[Json]) -> dict[tuple[str, float], dict[str, list[float]]]:
+    """Tokens per second by kind and temperature, and by draft."""
+    cells: dict[tuple[str, float], dict[str, list[float]]] = {}
+    for s in samples:
+        cell = cells.setdefault((s["kind"], s["temperature"]), {})
+        cell.setdefault(s["draft"], []).append(s["tokens_per_second"])
+    return cells
+
+
 def speed_up(samples: Sequence[Json], name: str) -> float | None:
     """Tokens per second over those of the full draft: the geometric mean over kinds and temperatures."""
-    pairs: dict[tuple[str, float], dict[str, list[float]]] = {}
-    for s in samples:
-        cell = pairs.setdefault((s["kind"], s["temperature"]), {})
-        cell.setdefault(s["draft"], []).append(s["tokens_per_second"])
-    both = [cell for cell in pairs.values() if name in cell and FULL in cell]
+    both = [cell for cell in cells_of(samples).values() if name in cell and FULL in cell]
     ratios = [statistics.median(cell[name]) / statistics.median(cell[FULL]) for cell in both]
     return statistics.geometric_mean(ratios) if ratios else None
+
+
+def saved(path: Path, head: Json, found: Sequence[Json]) -> list[Json]:
+    """The samples that stay beside new ones: those of the same files and settings, at other temperatures."""
+    before: Json = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    same = all(before.get(key) == head[key] for key in ("files", "commit", "tokens", "repeats", "n_threads", "mode"))
+    done = {s["temperature"] for s in found}
+    return [s for s in before["answers"] if s["temperature"] not in done] if same and found else []
 
 
 def write_page() -> None:
@@ -161,6 +198,7 @@ def main() -> int:
     parser.add_argument("--sizes", nargs="+", default=SIZES, metavar="N", help="[8k 16k 32k 64k]")
     parser.add_argument("--answer-sizes", nargs="+", default=("32k", "64k"), metavar="N", help="[32k 64k]")
     parser.add_argument("--tokens", type=int, default=64, metavar="N", help="of an answer [%(default)s]")
+    parser.add_argument("--temperature", type=float, nargs="+", default=(0.0, 0.8), metavar="T", help="[0 0.8]")
     parser.add_argument("--mode", default="auto", metavar="K", help="draft length [auto]")
     parser.add_argument("--repeats", type=int, default=1, metavar="N", help="[%(default)s]")
     parser.add_argument("--n-threads", type=int, default=physical_cores(), metavar="N", help="[%(default)s]")
@@ -175,12 +213,14 @@ def main() -> int:
             measured = steps(files, options.n_threads)
             chosen = {name: path for name, path in files.items() if name in (FULL, *options.answer_sizes)}
             found = [] if options.steps_only else answers(options.target, chosen, options)
-        name = options.name or options.draft.stem
+        path = RESULTS / f"slim-{options.name or options.draft.stem}.json"
         roles = {"draft": options.draft} | ({} if options.steps_only else {"target": options.target})
         target = "" if options.steps_only else options.target.stem
-        head = results.describe(roles, commit=commit(), n_threads=options.n_threads, mode=options.mode)
-        data = {**head, "name": name, "target": target, "drafts": about, "steps": measured, "answers": found}
-        (RESULTS / f"slim-{name}.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+        settings = {name: getattr(options, name) for name in ("n_threads", "mode", "tokens", "repeats")}
+        head = results.describe(roles, commit=commit(), **settings)
+        data = {**head, "name": options.draft.stem, "target": target, "drafts": about, "steps": measured}
+        data["answers"] = saved(path, head, found) + found
+        path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     write_page()
     return 0
 
