@@ -193,6 +193,7 @@ def _about(target: Path, draft: Path | None, costs: Costs, rollback: dict[str, s
     about: dict[str, Any] = {
         "target": target.name,
         "draft": draft.name if draft else None,
+        "slimmed": _slimmed(draft),
         "rollback": rollback,
         "verify_s": {n: costs.verify_s(n) for n in BATCH_SIZES},
         "draft_s": costs.draft_s if draft else None,
@@ -201,6 +202,15 @@ def _about(target: Path, draft: Path | None, costs: Costs, rollback: dict[str, s
     if draft and costs.known:
         about["break_even"] = predict.break_even(predict.from_measured(about["verify_s"], costs.draft_s))
     return about
+
+
+def _slimmed(draft: Path | None) -> str:
+    """What a slimmed draft is; "" for any other."""
+    from specgguf.fit import search
+    from specgguf.models import hparams
+
+    shape = hparams.of_file(draft) if draft else None
+    return search.describe_slimmed(shape) if shape and shape.n_vocab_source else ""
 
 
 def _pair_findings(costs: Costs, target: Path | None) -> list[Finding]:
@@ -240,6 +250,8 @@ def _pair_rows(pair: dict[str, Any]) -> list[tuple[str, str]]:
     plain = pair["verify_s"][1]
     verify = ", ".join(f"{n}: {s * 1e3:.0f} ms" for n, s in pair["verify_s"].items())
     rows = [("target", pair["target"]), ("draft", pair["draft"] or "none")]
+    if pair["slimmed"]:
+        rows.append(("", pair["slimmed"]))
     rows.append(("rollback", ", ".join(f"{who} {rollback}" for who, rollback in pair["rollback"].items())))
     rows += [(f"layers of the {side}", where) for side, where in pair["placement"].items()]
     rows.append(("plain decoding", f"{1 / plain:.1f} tokens/s"))

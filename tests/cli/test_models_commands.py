@@ -190,7 +190,15 @@ def test_a_draft_is_slimmed_and_drafts_for_its_target(run: Run, home: Path) -> N
     assert "draft-slim.gguf" in run("models", "list").out
     lines = run("models", "pair", "target.gguf").out.splitlines()
     assert [line.split()[0] for line in lines if "matches" in line] == ["draft-slim.gguf", "draft.gguf"]
+    assert "slimmed: " in lines[0]
     assert run("models", "slim", "draft-slim.gguf").code == 1
+    pair = ("-m", str(folder / "target.gguf"), "-d", str(path))
+    kept = "slimmed: proposes 320 of 342 tokens; embeddings are read row by row from draft.gguf"
+    assert kept in run("fit", *pair).out
+    assert kept in run("doctor", *pair, "-t", "1").out
+    assert run("presets", "save", "mine", *pair).code == 0
+    assert kept in run("fit", "-p", "mine").out
+    assert kept in run("doctor", "-p", "mine", "-t", "1").out
     assert "such as 32k" in run("models", "slim", "draft.gguf", "--vocab-size", "big").err
 
 

@@ -16,7 +16,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -69,10 +69,10 @@ def steps(files: Mapping[str, Path], n_threads: int) -> dict[str, float]:
     return {name: min(times[4:]) for name, times in seconds.items()}
 
 
-def answers(target: Path, files: Mapping[str, Path], options: argparse.Namespace) -> list[Json]:
-    """A sample for each prompt, temperature and draft: tokens per second by the adaptive controller, and acceptance."""
+def answers(target: Path, files: Mapping[str, Path], options: argparse.Namespace) -> Iterator[list[Json]]:
+    """For each repeat a sample of each prompt, temperature and draft: tokens per second by the adaptive controller, and
+    acceptance."""
     prompts = {prompt.kind: prompt for prompt in reversed(load_prompts(None))}
-    found: list[Json] = []
     with ExitStack() as stack:
         engines = {
             name: stack.enter_context(
@@ -83,6 +83,7 @@ def answers(target: Path, files: Mapping[str, Path], options: argparse.Namespace
         for llm in engines.values():
             list(llm.generate(llm.render([{"role": "user", "content": "Hello."}]), SamplingParams(max_tokens=4)))
         for repeat in range(options.repeats):
+            found: list[Json] = []
             for temperature in options.temperature:
                 for kind, prompt in prompts.items():
                     for name, llm in engines.items():
@@ -102,7 +103,7 @@ def answers(target: Path, files: Mapping[str, Path], options: argparse.Namespace
                             }
                         )
                         say(kind, temperature, name, f"{found[-1]['tokens_per_second']:.2f} tokens/s")
-    return found
+            yield found
 
 
 def tables() -> str:
@@ -114,7 +115,8 @@ def tables() -> str:
         where = f"{machine['devices'][0]['name']}, {data['n_threads']} threads, {data['date'][:10]}"
         blocks.append(f"{data['name']}, a step of it ({where}):\n\n{step_table(data)}")
         if data["answers"]:
-            tokens = f"answers of {data['tokens']} tokens, {data['repeats']} of each"
+            kinds = len(cells_of(data["answers"])) * len({sample["draft"] for sample in data["answers"]})
+            tokens = f"answers of {data['tokens']} tokens, {len(data['answers']) / kinds:.2g} of each"
             blocks.append(f"{data['name']} for {data['target']}, drafting on auto ({tokens}):\n\n{answer_table(data)}")
     return "\n\n".join(blocks)
 
@@ -175,12 +177,12 @@ def speed_up(samples: Sequence[Json], name: str) -> float | None:
     return statistics.geometric_mean(ratios) if ratios else None
 
 
-def saved(path: Path, head: Json, found: Sequence[Json]) -> list[Json]:
+def saved(path: Path, head: Json, temperatures: Sequence[float]) -> list[Json]:
     """The samples that stay beside new ones: those of the same files and settings, at other temperatures."""
     before: Json = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    same = all(before.get(key) == head[key] for key in ("files", "commit", "tokens", "repeats", "n_threads", "mode"))
-    done = {s["temperature"] for s in found}
-    return [s for s in before["answers"] if s["temperature"] not in done] if same and found else []
+    if any(before.get(key) != head[key] for key in ("files", "commit", "tokens", "n_threads", "mode")):
+        return []
+    return [sample for sample in before["answers"] if sample["temperature"] not in temperatures]
 
 
 def write_page() -> None:
@@ -188,6 +190,27 @@ def write_page() -> None:
     text = PAGE.read_text(encoding="utf-8")
     head, rest = text.split(BEGIN)
     PAGE.write_text(f"{head}{BEGIN}\n\n{tables()}\n\n{END}{rest.split(END)[1]}", encoding="utf-8")
+
+
+def measure(options: argparse.Namespace) -> None:
+    """Measure and save, after every repeat."""
+    path = RESULTS / f"slim-{options.name or options.draft.stem}.json"
+    roles = {"draft": options.draft} | ({} if options.steps_only else {"target": options.target})
+    target = "" if options.steps_only else options.target.stem
+    settings = {name: getattr(options, name) for name in ("n_threads", "mode", "tokens")}
+    head = results.describe(roles, commit=commit(), **settings)
+    with tempfile.TemporaryDirectory() as folder:
+        files, about = cuts(options.draft, Path(folder), options.sizes)
+        data = {**head, "name": options.draft.stem, "target": target, "drafts": about}
+        data |= {"steps": steps(files, options.n_threads), "answers": []}
+        if not options.steps_only:
+            chosen = {name: file for name, file in files.items() if name in (FULL, *options.answer_sizes)}
+            kept = saved(path, head, options.temperature)
+            for samples in answers(options.target, chosen, options):
+                kept += samples
+                path.write_text(json.dumps(data | {"answers": kept}, indent=1) + "\n", encoding="utf-8")
+            return
+        path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
 
 def main() -> int:
@@ -208,19 +231,7 @@ def main() -> int:
     if not options.page:
         if not options.draft or not (options.target or options.steps_only):
             parser.error("--draft FILE, and --target FILE or --steps-only")
-        with tempfile.TemporaryDirectory() as folder:
-            files, about = cuts(options.draft, Path(folder), options.sizes)
-            measured = steps(files, options.n_threads)
-            chosen = {name: path for name, path in files.items() if name in (FULL, *options.answer_sizes)}
-            found = [] if options.steps_only else answers(options.target, chosen, options)
-        path = RESULTS / f"slim-{options.name or options.draft.stem}.json"
-        roles = {"draft": options.draft} | ({} if options.steps_only else {"target": options.target})
-        target = "" if options.steps_only else options.target.stem
-        settings = {name: getattr(options, name) for name in ("n_threads", "mode", "tokens", "repeats")}
-        head = results.describe(roles, commit=commit(), **settings)
-        data = {**head, "name": options.draft.stem, "target": target, "drafts": about, "steps": measured}
-        data["answers"] = saved(path, head, found) + found
-        path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+        measure(options)
     write_page()
     return 0
 
