@@ -126,8 +126,9 @@ def measure(options: argparse.Namespace) -> None:
 def added(head: Json, shares: Json, found: Json) -> Json:
     """Write what was found to what is saved of the same files and lengths, and give both."""
     before: Json = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
-    if all(before.get(key) == head[key] for key in ("files", "tokens", "commit")) and before["shares"] == shares:
+    if all(before.get(key) == head[key] for key in ("files", "tokens")) and before["shares"] == shares:
         found = {name: before["acceptance"][name] | cells for name, cells in found.items()}
+        head = {**head, "commit": ", ".join(dict.fromkeys([*before["commit"].split(", "), head["commit"]]))}
     data = {**head, "shares": shares, "acceptance": found}
     FILE.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     return found
