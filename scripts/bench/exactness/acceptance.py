@@ -28,6 +28,7 @@ from specgguf.decode.records import always
 from specgguf.decode.sampling import Distribution, Logits, Rng, Transform, draw
 from specgguf.decode.sequence import run_alone
 from specgguf.decode.vocab_map import MappedTransform
+from specgguf.fit import predict
 from specgguf.fit.slimming import cutting
 from specgguf.loading import physical_cores
 from specgguf.native.context import Model
@@ -38,6 +39,7 @@ from specgguf.native.weights import Weights
 
 FILE, PAGE = RESULTS / "acceptance.json", ROOT / "docs" / "models.md"
 BEGIN, END = "<!-- scripts/bench/run acceptance: begin -->", "<!-- scripts/bench/run acceptance: end -->"
+BEGIN_EVEN, END_EVEN = "<!-- scripts/bench/run acceptance: break-even -->", "<!-- break-even: end -->"
 AT_ONCE = 12  # tokens that a draft is asked about in one forward pass
 N_CTX = 1024
 # Texts of other scripts, and words that are rare in any table of counts.
@@ -134,6 +136,11 @@ def added(head: Json, shares: Json, found: Json) -> Json:
     return found
 
 
+def write_between(begin: str, end: str, text: str) -> None:
+    head, rest = PAGE.read_text(encoding="utf-8").split(begin)
+    PAGE.write_text(f"{head}{begin}\n\n{text}\n\n{end}{rest.split(end)[1]}", encoding="utf-8")
+
+
 def table(data: Json) -> str:
     """The saved result as Markdown."""
     kinds = [key.rpartition(" ")[0] for key in next(iter(data["acceptance"].values())) if key.endswith(" 0")]
@@ -151,6 +158,44 @@ def table(data: Json) -> str:
     )
 
 
+# How much each further token of a target's pass adds, as `specgguf.fit.predict` assumes it by device and weights.
+SLOPES = {"a graphics card": 0.03, "a CPU, F16 weights": 0.12, "a CPU, Q8_0 weights": 0.35, "a CPU, Q4 weights": 0.8}
+WANTED = (1.0, 1.2, 1.5, 2.0)
+RATIO_MAX = 1000.0
+
+
+def break_even(data: Json) -> str:
+    """For the first draft and those of another vocabulary, how many of its steps a pass of the target must take for a gain, as Markdown."""
+    head = ["draft", "accepted", "target on", *("pays from" if gain == 1.0 else f"{gain:g}x from" for gain in WANTED)]
+    rows = [head, ["---", "---:", "---", *["---:"] * len(WANTED)]]
+    first = next(iter(data["acceptance"]))
+    for name in (name for name, share in data["shares"].items() if share < 1.0 or name == first):
+        cells = data["acceptance"][name]
+        rate = statistics.mean(rate for cell, rate in cells.items() if cell.rpartition(" ")[0] not in MORE)
+        for device, slope in SLOPES.items():
+            ratios = [least_ratio(rate, slope, gain) for gain in WANTED]
+            shown = ["never" if ratio is None else f"{ratio:.1f} steps" for ratio in ratios]
+            rows.append([name, f"{rate:.0%}", device, *shown])
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def least_ratio(acceptance: float, slope: float, gain: float) -> float | None:
+    """The least ratio of a target's pass to a draft step at which drafting is `gain` times as fast as plain decoding;
+    None where none is enough."""
+
+    def reached(ratio: float) -> bool:
+        costs = predict.PairCosts(1.0 / ratio, lambda n: 1.0 + slope * (n - 1))
+        return max(predict.speed_up(costs, acceptance, n) for n in predict.LENGTHS) > gain
+
+    low, high = 0.1, RATIO_MAX
+    if not reached(high):
+        return None
+    while high / low > 1.001:
+        middle = (low * high) ** 0.5
+        low, high = (low, middle) if reached(middle) else (middle, high)
+    return high
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-m", "--model", type=Path, metavar="FILE")
@@ -165,9 +210,9 @@ def main() -> int:
         if options.model is None or not options.draft:
             parser.error("-m FILE and -d FILE")
         measure(options)
-    head, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
-    shown = table(json.loads(FILE.read_text(encoding="utf-8")))
-    PAGE.write_text(f"{head}{BEGIN}\n\n{shown}\n\n{END}{rest.split(END)[1]}", encoding="utf-8")
+    data = json.loads(FILE.read_text(encoding="utf-8"))
+    write_between(BEGIN, END, table(data))
+    write_between(BEGIN_EVEN, END_EVEN, break_even(data))
     return 0
 
 
