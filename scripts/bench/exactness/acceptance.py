@@ -107,8 +107,10 @@ def measure(options: argparse.Namespace) -> None:
         target, weights = llm._engine.target, llm._engine.target.weights
         paths = {path.stem: path for path in options.draft}
         for size in options.slim:
-            cut = cutting.cut(options.draft[0], Path(folder) / f"{size}.gguf", cutting.parse_size(size))
-            paths[f"{options.draft[0].stem}, {cut.n_ids:,} tokens"] = cut.path
+            number, _, head = size.partition(":")
+            out = Path(folder) / f"{number}-{head}.gguf"
+            cut = cutting.cut(options.draft[0], out, cutting.parse_size(number), head=head or None)
+            paths[f"{options.draft[0].stem}, {cut.n_ids:,} tokens{head and f' in {head}'}"] = cut.path
         drafts = {name: Asked(weights, path, threads) for name, path in paths.items()}
         found: Json = {name: {} for name in drafts}
         shares = {name: draft.map.share if draft.map is not None else 1.0 for name, draft in drafts.items()}
@@ -165,7 +167,8 @@ RATIO_MAX = 1000.0
 
 
 def break_even(data: Json) -> str:
-    """For the first draft and those of another vocabulary, how many of its steps a pass of the target must take for a gain, as Markdown."""
+    """How many steps of a draft a pass of the target must take for a gain, as Markdown: of the first draft and of those
+    of another vocabulary."""
     head = ["draft", "accepted", "target on", *("pays from" if gain == 1.0 else f"{gain:g}x from" for gain in WANTED)]
     rows = [head, ["---", "---:", "---", *["---:"] * len(WANTED)]]
     first = next(iter(data["acceptance"]))
@@ -200,7 +203,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-m", "--model", type=Path, metavar="FILE")
     parser.add_argument("-d", "--draft", type=Path, action="append", default=[], metavar="FILE")
-    parser.add_argument("--slim", nargs="*", default=[], metavar="N", help="sizes to cut the first draft to")
+    parser.add_argument(
+        "--slim", nargs="*", default=[], metavar="N", help="sizes to cut the first draft to, such as 32k or 32k:q4_0"
+    )
     parser.add_argument("--only", nargs="*", default=[], metavar="KIND", help="these alone, beside what is saved")
     parser.add_argument("--tokens", type=int, default=48, metavar="N", help="of each answer [%(default)s]")
     parser.add_argument("--n-threads", type=int, default=physical_cores(), metavar="N", help="[%(default)s]")

@@ -44,7 +44,9 @@ def cuts(draft: Path, folder: Path, sizes: Sequence[str]) -> tuple[dict[str, Pat
     """The slimmed drafts of these sizes beside the full one, and what is known of each."""
     files, about = {FULL: draft}, {FULL: {"n_ids": None, "share": 1.0, "bytes": draft.stat().st_size}}
     for size in sizes:
-        cut = cutting.cut(draft, folder / f"{size}.gguf", cutting.parse_size(size))
+        number, _, head = size.partition(":")
+        out = folder / f"{number}-{head}.gguf"
+        cut = cutting.cut(draft, out, cutting.parse_size(number), head=head or None)
         files[size] = cut.path
         about[size] = {"n_ids": cut.n_ids, "share": cut.share, "bytes": cut.path.stat().st_size}
     return files, about
@@ -147,7 +149,7 @@ def answer_table(data: Json) -> str:
 def shown(data: Json, name: str) -> str:
     """A draft as the tables call it."""
     n = data["drafts"][name]["n_ids"]
-    return name if n is None else f"{n:,}"
+    return name if n is None else f"{n:,} {name.partition(':')[2]}".strip()
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -218,7 +220,9 @@ def main() -> int:
     parser.add_argument("--target", type=Path, metavar="FILE")
     parser.add_argument("--draft", type=Path, metavar="FILE")
     parser.add_argument("--name", default="", help="of the results [the draft's file]")
-    parser.add_argument("--sizes", nargs="+", default=SIZES, metavar="N", help="[8k 16k 32k 64k]")
+    parser.add_argument(
+        "--sizes", nargs="+", default=SIZES, metavar="N", help="[8k 16k 32k 64k]; 32k:q4_0 with another head"
+    )
     parser.add_argument("--answer-sizes", nargs="+", default=("32k", "64k"), metavar="N", help="[32k 64k]")
     parser.add_argument("--tokens", type=int, default=64, metavar="N", help="of an answer [%(default)s]")
     parser.add_argument("--temperature", type=float, nargs="+", default=(0.0, 0.8), metavar="T", help="[0 0.8]")
