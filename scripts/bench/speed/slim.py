@@ -25,8 +25,10 @@ from bench.lib.cells import RESULTS, ROOT, commit, say
 from specgguf import SamplingParams, SpeculativeLlama
 from specgguf.bench import results
 from specgguf.bench.runs import load_prompts
+from specgguf.fit import hardware, predict
 from specgguf.fit.slimming import cutting
 from specgguf.loading import physical_cores
+from specgguf.models import hparams
 from specgguf.native.context import Model
 from specgguf.native.mapped.slimmed import open_draft
 from specgguf.native.weights import Weights
@@ -34,7 +36,7 @@ from specgguf.native.weights import Weights
 PAGE = ROOT / "docs" / "models.md"
 BEGIN, END = "<!-- scripts/bench/run slim: begin -->", "<!-- scripts/bench/run slim: end -->"
 SIZES = ("8k", "16k", "32k", "64k")
-FULL = "full"
+FULL, PLAIN = "full", "plain"
 N_STEPS, N_CTX = 40, 1024
 
 Json = dict[str, Any]
@@ -88,10 +90,11 @@ def answers(target: Path, files: Mapping[str, Path], options: argparse.Namespace
             found: list[Json] = []
             for temperature in options.temperature:
                 for kind, prompt in prompts.items():
-                    for name, llm in engines.items():
+                    for name in [*([PLAIN] if options.plain else []), *engines]:
+                        llm, drafts = engines.get(name, engines[FULL]), {"draft": "off"} if name == PLAIN else {}
                         params = SamplingParams(temperature=temperature, max_tokens=options.tokens, seed=repeat)
                         tokens = llm.render([{"role": "user", "content": prompt.prompt}])
-                        list(llm.generate(tokens, params))
+                        list(llm.generate(tokens, params, **drafts))
                         stats = llm.last_stats
                         seconds = stats.draft_s + stats.verify_s + stats.host_s
                         found.append(
@@ -133,22 +136,25 @@ def step_table(data: Json) -> str:
 
 
 def answer_table(data: Json) -> str:
-    """Each kind and temperature: tokens per second with the full draft, and how many times that with each slim one."""
+    """Each kind and temperature: tokens per second of plain decoding where it was measured, else with the full draft,
+    and how many times that with each other."""
     samples = data["answers"]
-    names = [name for name in data["drafts"] if any(s["draft"] == name for s in samples)]
-    cells, rows = cells_of(samples), []
+    names = [name for name in (PLAIN, *data["drafts"]) if any(s["draft"] == name for s in samples)]
+    base, cells, rows = names[0], cells_of(samples), []
     for (kind, temperature), by_draft in cells.items():
-        full = statistics.median(by_draft[FULL])
-        ratios = [f"{statistics.median(by_draft[name]) / full:.2f}x" for name in names[1:]]
-        rows.append([f"{kind}, {temperature:g}", f"{full:.2f} tokens/s", *ratios])
-    rows.append(["geometric mean", "", *(f"{speed_up(samples, name) or 0:.2f}x" for name in names[1:])])
-    rows.append(["accepted", *(f"{accepted(samples, name) or 0:.0%}" for name in names)])
+        first = statistics.median(by_draft[base])
+        ratios = [f"{statistics.median(by_draft[name]) / first:.2f}x" for name in names[1:]]
+        rows.append([f"{kind}, {temperature:g}", f"{first:.2f} tokens/s", *ratios])
+    rows.append(["geometric mean", "", *(f"{speed_up(samples, name, base) or 0:.2f}x" for name in names[1:])])
+    rows.append(["accepted", *("" if name == PLAIN else f"{accepted(samples, name) or 0:.0%}" for name in names)])
+    if base == PLAIN:
+        rows.append(["`fit --predict`", "", *(f"{data['predicted'][name]:.2f}x" for name in names[1:])])
     return table(["answer, temperature", *(shown(data, name) for name in names)], rows)
 
 
 def shown(data: Json, name: str) -> str:
     """A draft as the tables call it."""
-    n = data["drafts"][name]["n_ids"]
+    n = None if name == PLAIN else data["drafts"][name]["n_ids"]
     return name if n is None else f"{n:,} {name.partition(':')[2]}".strip()
 
 
@@ -172,11 +178,18 @@ def cells_of(samples: Sequence[Json]) -> dict[tuple[str, float], dict[str, list[
     return cells
 
 
-def speed_up(samples: Sequence[Json], name: str) -> float | None:
-    """Tokens per second over those of the full draft: the geometric mean over kinds and temperatures."""
-    both = [cell for cell in cells_of(samples).values() if name in cell and FULL in cell]
-    ratios = [statistics.median(cell[name]) / statistics.median(cell[FULL]) for cell in both]
+def speed_up(samples: Sequence[Json], name: str, base: str = FULL) -> float | None:
+    """Tokens per second over those of another: the geometric mean over kinds and temperatures."""
+    both = [cell for cell in cells_of(samples).values() if name in cell and base in cell]
+    ratios = [statistics.median(cell[name]) / statistics.median(cell[base]) for cell in both]
     return statistics.geometric_mean(ratios) if ratios else None
+
+
+def predicted(target: Path, draft: Path, samples: Sequence[Json], name: str) -> float:
+    """The speed-up over plain decoding that `specgguf fit --predict` gives for the acceptance that was measured."""
+    shapes = hparams.of_file(target), hparams.of_file(draft)
+    costs = predict.from_bytes(*shapes, hardware.this_machine().devices[0])
+    return predict.best(costs, accepted(samples, name) or 0.0)[1]
 
 
 def saved(path: Path, head: Json, temperatures: Sequence[float]) -> list[Json]:
@@ -210,6 +223,8 @@ def measure(options: argparse.Namespace) -> None:
             kept = saved(path, head, options.temperature)
             for samples in answers(options.target, chosen, options):
                 kept += samples
+                if options.plain:
+                    data["predicted"] = {name: predicted(options.target, chosen[name], kept, name) for name in chosen}
                 path.write_text(json.dumps(data | {"answers": kept}, indent=1) + "\n", encoding="utf-8")
             return
         path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
@@ -229,6 +244,7 @@ def main() -> int:
     parser.add_argument("--mode", default="auto", metavar="K", help="draft length [auto]")
     parser.add_argument("--repeats", type=int, default=1, metavar="N", help="[%(default)s]")
     parser.add_argument("--n-threads", type=int, default=physical_cores(), metavar="N", help="[%(default)s]")
+    parser.add_argument("--plain", action="store_true", help="plain decoding beside them")
     parser.add_argument("--steps-only", action="store_true", help="no answers")
     parser.add_argument("--page", action="store_true", help="only write docs/models.md's tables")
     options = parser.parse_args()
