@@ -5,7 +5,7 @@
 
 The target writes an answer by itself; each draft then reads it and is asked for its distribution at every token. The
 chance that token verification accepts is Σ min(p, q): no luck of coins, no clock. Slimmed drafts are cut from the first
-of the drafts. Results go to docs/results/acceptance.json.
+of the drafts. Results go to docs/results/acceptance.json or acceptance-NAME.json.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from specgguf.native.mapped.slimmed import open_draft
 from specgguf.native.sequence import Sequence as Cached
 from specgguf.native.weights import Weights
 
-FILE, PAGE = RESULTS / "acceptance.json", ROOT / "docs" / "models.md"
+PAGE = ROOT / "docs" / "models.md"
 BEGIN, END = "<!-- scripts/bench/run acceptance: begin -->", "<!-- scripts/bench/run acceptance: end -->"
 BEGIN_EVEN, END_EVEN = "<!-- scripts/bench/run acceptance: break-even -->", "<!-- break-even: end -->"
 AT_ONCE = 12  # tokens that a draft is asked about in one forward pass
@@ -124,17 +124,22 @@ def measure(options: argparse.Namespace) -> None:
                 for name, draft in drafts.items():
                     found[name][f"{kind} {temperature:g}"] = statistics.mean(draft.overlaps(text, probs, params))
                 say(kind, temperature, *(f"{found[name][f'{kind} {temperature:g}']:.3f}" for name in drafts))
-            found = added(head, shares, found)
+            found = added(file_of(options.name), head, shares, found)
 
 
-def added(head: Json, shares: Json, found: Json) -> Json:
+def file_of(name: str) -> Path:
+    """Where the results of this name lie; "" for the main ones."""
+    return RESULTS / f"acceptance{name and '-'}{name}.json"
+
+
+def added(file: Path, head: Json, shares: Json, found: Json) -> Json:
     """Write what was found to what is saved of the same files and lengths, and give both."""
-    before: Json = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
+    before: Json = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     if all(before.get(key) == head[key] for key in ("files", "tokens")) and before["shares"] == shares:
         found = {name: before["acceptance"][name] | cells for name, cells in found.items()}
         head = {**head, "commit": ", ".join(dict.fromkeys([*before["commit"].split(", "), head["commit"]]))}
     data = {**head, "shares": shares, "acceptance": found}
-    FILE.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    file.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     return found
 
 
@@ -206,6 +211,7 @@ def main() -> int:
     parser.add_argument(
         "--slim", nargs="*", default=[], metavar="N", help="sizes to cut the first draft to, such as 32k or 32k:q4_0"
     )
+    parser.add_argument("--name", default="", help="of a result of its own")
     parser.add_argument("--only", nargs="*", default=[], metavar="KIND", help="these alone, beside what is saved")
     parser.add_argument("--tokens", type=int, default=48, metavar="N", help="of each answer [%(default)s]")
     parser.add_argument("--n-threads", type=int, default=physical_cores(), metavar="N", help="[%(default)s]")
@@ -215,9 +221,10 @@ def main() -> int:
         if options.model is None or not options.draft:
             parser.error("-m FILE and -d FILE")
         measure(options)
-    data = json.loads(FILE.read_text(encoding="utf-8"))
-    write_between(BEGIN, END, table(data))
-    write_between(BEGIN_EVEN, END_EVEN, break_even(data))
+    files = [file_of(""), *sorted(RESULTS.glob("acceptance-*.json"))]
+    saved = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    write_between(BEGIN, END, "\n\n".join(map(table, saved)))
+    write_between(BEGIN_EVEN, END_EVEN, break_even(saved[0]))
     return 0
 
 
