@@ -195,7 +195,7 @@ def predicted(target: Path, draft: Path, samples: Sequence[Json], name: str) -> 
 def saved(path: Path, head: Json, temperatures: Sequence[float]) -> list[Json]:
     """The samples that stay beside new ones: those of the same files and settings, at other temperatures."""
     before: Json = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    if any(before.get(key) != head[key] for key in ("files", "commit", "tokens", "n_threads", "mode")):
+    if any(before.get(key) != head[key] for key in ("files", "tokens", "n_threads", "mode")):
         return []
     return [sample for sample in before["answers"] if sample["temperature"] not in temperatures]
 
