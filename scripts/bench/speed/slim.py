@@ -91,10 +91,10 @@ def answers(target: Path, files: Mapping[str, Path], options: argparse.Namespace
             for temperature in options.temperature:
                 for kind, prompt in prompts.items():
                     for name in [*([PLAIN] if options.plain else []), *engines]:
-                        llm, drafts = engines.get(name, engines[FULL]), {"draft": "off"} if name == PLAIN else {}
+                        llm, mode = engines.get(name, engines[FULL]), "off" if name == PLAIN else options.mode
                         params = SamplingParams(temperature=temperature, max_tokens=options.tokens, seed=repeat)
                         tokens = llm.render([{"role": "user", "content": prompt.prompt}])
-                        list(llm.generate(tokens, params, **drafts))
+                        list(llm.generate(tokens, params, draft=mode))
                         stats = llm.last_stats
                         seconds = stats.draft_s + stats.verify_s + stats.host_s
                         found.append(
