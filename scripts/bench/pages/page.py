@@ -1,4 +1,4 @@
-"""Write docs/performance.md's tables and charts, and README's picture, from docs/results/.
+"""Write the tables and charts of docs/performance.md and docs/machines.md, and README's picture, from docs/results/.
 
 scripts/bench/run page              rewrite what stands between the markers
 scripts/bench/run page --check      fail when a page is not what the results say
@@ -28,12 +28,14 @@ from bench.lib.tables import (
     regime_cells,
     regime_rows,
 )
+from bench.pages import network
 from bench.pages.charts import Bar, Panel, chart
 from specgguf.config import DRAFT_MAX_DEFAULT
 from specgguf.fit import predict
 
 PAGE = ROOT / "docs" / "performance.md"
 CHARTS = {"headline": "headline.svg", "regimes": "performance-regimes.svg", "peers": "performance-peers.svg"}
+NETWORK = ("machines.md", "machines-network.svg")
 TARGET_NAMES = {"f16": "F16", "q8": "Q8_0", "q4": "Q4_K_M"}
 REGIME_NAMES = {"f16": "F16: memory-bound", "q8": "Q8_0: in between", "q4": "Q4_K_M: compute-bound"}
 NOTHING = "*Not measured yet.*"
@@ -171,6 +173,14 @@ def predictions_part(path: Path) -> str:
     return "\n\n".join(parts)
 
 
+def network_part(found: network.Found | None, picture: str) -> str:
+    """Speeds by the round trip to a worker."""
+    if found is None:
+        return NOTHING
+    text = table(network.HEADER, network.rows(found), right=tuple(range(1, len(network.HEADER))))
+    return f"![Tokens per second by round trip]({picture})\n\n{network.remark(found)}\n\n{text}"
+
+
 def headline_chart(rows: Sequence[RegimeRow]) -> str:
     """Auto over plain by kind, a bar per regime, at default sampling: README's picture."""
     warm = [row for row in rows if row.cell.temperature > 0]
@@ -247,7 +257,13 @@ def main() -> int:
         "host": host_part(args.results / "host.json"),
         "predictions": predictions_part(args.results / "predictions.json"),
     }
-    made = {args.out / PAGE.name: fill(PAGE.read_text(encoding="utf-8"), parts)}
+    page, picture = NETWORK
+    found = network.load(args.results / "network.json")
+    over = {"network": network_part(found, picture)}
+    made = {args.out / page: fill((PAGE.parent / page).read_text(encoding="utf-8"), over)}
+    if found is not None:
+        made[args.out / picture] = network.picture(found)
+    made[args.out / PAGE.name] = fill(PAGE.read_text(encoding="utf-8"), parts)
     if regime_rows(regimes):
         made[args.out / CHARTS["headline"]] = headline_chart(regime_rows(regimes))
         made[args.out / CHARTS["regimes"]] = regime_chart(regime_rows(regimes))
