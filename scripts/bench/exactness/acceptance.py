@@ -151,9 +151,9 @@ def write_between(begin: str, end: str, text: str) -> None:
 def table(data: Json) -> str:
     """The saved result as Markdown."""
     kinds = [key.rpartition(" ")[0] for key in next(iter(data["acceptance"].values())) if key.endswith(" 0")]
-    head = ["draft", *kinds, "of the first's"]
+    head = ["draft", *kinds, "English, of the first's"]
     rows = [head, ["---", *["---:"] * (len(kinds) + 1)]]
-    means = {name: statistics.mean(cells.values()) for name, cells in data["acceptance"].items()}
+    means = {name: english(cells) for name, cells in data["acceptance"].items()}
     first = next(iter(means.values()))
     for name, cells in data["acceptance"].items():
         row = [" / ".join(f"{100 * cells[f'{kind} {t}']:.0f}" for t in ("0", "0.8")) for kind in kinds]
@@ -171,6 +171,11 @@ WANTED = (1.0, 1.2, 1.5, 2.0)
 RATIO_MAX = 1000.0
 
 
+def english(cells: Json) -> float:
+    """The mean over the kinds of the benchmark's own prompts."""
+    return statistics.mean(rate for cell, rate in cells.items() if cell.rpartition(" ")[0] not in MORE)
+
+
 def break_even(data: Json) -> str:
     """How many steps of a draft a pass of the target must take for a gain, as Markdown: of the first draft and of those
     of another vocabulary."""
@@ -179,7 +184,7 @@ def break_even(data: Json) -> str:
     first = next(iter(data["acceptance"]))
     for name in (name for name, share in data["shares"].items() if share < 1.0 or name == first):
         cells = data["acceptance"][name]
-        rate = statistics.mean(rate for cell, rate in cells.items() if cell.rpartition(" ")[0] not in MORE)
+        rate = english(cells)
         for device, slope in SLOPES.items():
             ratios = [least_ratio(rate, slope, gain) for gain in WANTED]
             shown = ["never" if ratio is None else f"{ratio:.1f} steps" for ratio in ratios]
