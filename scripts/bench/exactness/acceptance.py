@@ -173,7 +173,7 @@ RATIO_MAX = 1000.0
 
 def english(cells: Json) -> float:
     """The mean over the kinds of the benchmark's own prompts."""
-    return statistics.mean(rate for cell, rate in cells.items() if cell.rpartition(" ")[0] not in MORE)
+    return float(statistics.mean(rate for cell, rate in cells.items() if cell.rpartition(" ")[0] not in MORE))
 
 
 def break_even(data: Json) -> str:
