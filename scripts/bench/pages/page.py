@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.heads import heads
 from bench.lib.cells import RESULTS, ROOT, load_all, say
 from bench.lib.tables import (
     HEADER,
@@ -173,6 +174,20 @@ def predictions_part(path: Path) -> str:
     return "\n\n".join(parts)
 
 
+def heads_part(path: Path) -> str:
+    """What drafting with prediction heads costs, and what it must reach."""
+    if not path.exists():
+        return NOTHING
+    saved: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    machine, versions = saved["machine"], saved["versions"]
+    about = (
+        f"{machine['devices'][0]['name']}, {saved['settings']['n_threads']} threads; llama-cpp-python"
+        f" {versions['llama-cpp-python']}, specgguf at {saved['commit']}; medians of {saved['settings']['repeats']};"
+        f" {saved['date'][:10]}. Random weights: **no head of a real model was run**."
+    )
+    return about + "\n\n" + table(heads.HEADER, [heads.cells(row) for row in saved["rows"]], right=(2, 3, 4, 5, 6))
+
+
 def network_part(found: network.Found | None, picture: str) -> str:
     """Speeds by the round trip to a worker."""
     if found is None:
@@ -256,6 +271,7 @@ def main() -> int:
         "peers": peers_part(peers),
         "host": host_part(args.results / "host.json"),
         "predictions": predictions_part(args.results / "predictions.json"),
+        "heads": heads_part(args.results / "heads.json"),
     }
     page, picture = NETWORK
     found = network.load(args.results / "network.json")
