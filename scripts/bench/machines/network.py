@@ -28,11 +28,13 @@ from bench.machines.relay import Relay
 from specgguf.bench import runs
 from specgguf.bench.results import machine, versions
 from specgguf.config import SamplingParams
+from specgguf.models import header
 
 ROUND_TRIPS_MS = (0, 1, 5, 20, 100)
 SETTINGS: tuple[int | str, ...] = ("off", 3, "auto")
 DRAFT_MAX = 16
 MBIT_PER_S = 1000
+FORMATS = {0: "F32", 1: "F16", 2: "Q4_0", 7: "Q8_0", 15: "Q4_K_M"}  # by general.file_type
 PASSES = 12  # of each kind, when sizes change
 
 
@@ -143,12 +145,19 @@ def save(options: argparse.Namespace, samples: list[dict[str, Any]], ms: float) 
     write(options, {**before, "samples": sorted([*kept, *samples], key=lambda s: (s["round_trip_ms"], s["repeat"]))})
 
 
+def named(path: Path) -> str:
+    """What a file calls itself, and its format."""
+    about = header.read(path).metadata
+    format = FORMATS.get(int(about.get("general.file_type") or 0), "mixed")
+    return f"{about.get('general.name', path.name)} ({format})"
+
+
 def write(options: argparse.Namespace, found: dict[str, Any]) -> None:
     """With what it was found on, a sample a line."""
     head = {
         "machine": machine(),
         "versions": versions(),
-        "files": {"target": options.target.name, "draft": options.draft.name},
+        "files": {"target": named(options.target), "draft": named(options.draft)},
         "settings": {"tokens": options.tokens, "draft_max": DRAFT_MAX, "mbit": options.mbit, "n_threads": threads()},
         **{name: value for name, value in found.items() if name == "shapes"},
     }

@@ -45,11 +45,29 @@ def rows(found: Found) -> list[list[str]]:
 def remark(found: Found) -> str:
     """What ran it, in a line."""
     settings, files = found["settings"], found["files"]
-    n = len({sample["repeat"] for sample in found["samples"]})
+    counts = [
+        sum(s["round_trip_ms"] == ms and s["draft"] == "auto" for s in found["samples"]) for ms in _round_trips(found)
+    ]
+    n = " to ".join(map(str, sorted({min(counts), max(counts)})))
     return (
         f"{files['target']} with {files['draft']}, half of the layers on a worker of the same machine"
         f" ({settings['n_threads']} cores for all), code prompts, greedy, {settings['tokens']} tokens, {n} samples"
-        f" each, {settings['mbit']:g} Mbit/s, drafts of at most {settings['draft_max']}."
+        f" each; {settings['mbit']:g} Mbit/s, drafts of at most {settings['draft_max']}."
+    )
+
+
+def shapes(found: Found) -> str:
+    """What passes of changing size cost more than those of one size; "" where that was not measured."""
+    if "shapes" not in found:
+        return ""
+    changing, *same = (found["shapes"][name] for name in ("5, 6", "5", "6"))
+    kb = changing["kb"] - statistics.mean(one["kb"] for one in same)
+    wire_ms = kb * 8 / found["settings"]["mbit"]
+    listed = " and ".join(f"{one['ms']:.0f} ms" for one in same)
+    return (
+        f"A pass of another size than the one before sends its graph again: {kb:.0f} KB more, {wire_ms:.1f} ms on this"
+        f" wire. Passes over five and six tokens in turn took {changing['ms']:.0f} ms, and {listed} where all are of"
+        " one size: so sizes are not held to a few by padding, which would cost a row each."
     )
 
 

@@ -193,7 +193,8 @@ def network_part(found: network.Found | None, picture: str) -> str:
     if found is None:
         return NOTHING
     text = table(network.HEADER, network.rows(found), right=tuple(range(1, len(network.HEADER))))
-    return f"![Tokens per second by round trip]({picture})\n\n{network.remark(found)}\n\n{text}"
+    parts = [f"![Tokens per second by round trip]({picture})", network.remark(found), text, network.shapes(found)]
+    return "\n\n".join(part for part in parts if part)
 
 
 def headline_chart(rows: Sequence[RegimeRow]) -> str:
