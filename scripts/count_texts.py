@@ -1,12 +1,16 @@
 """Counts what texts are made of: the table by which `specgguf models slim` ranks a draft's tokens.
 
-    python scripts/count_texts.py DJANGO LLAMA_CPP -o specgguf/fit/text_counts.txt.gz
+    python scripts/count_texts.py DJANGO LLAMA_CPP SPELLCHECKER SYMSPELL JIEBA LANGDETECT \\
+        -o specgguf/fit/slimming/text_counts.txt.gz
 
-reads three bodies of text, all of which may be used so: Python's own standard library and its documentation (PSF
-license), and two unpacked source archives: Django's (BSD-3-Clause: Python, JavaScript, HTML, English documentation,
+reads Python's own standard library and its documentation (PSF license), and unpacked archives from the package index,
+all of which may be used so. Texts: Django's (BSD-3-Clause: Python, JavaScript, HTML, English documentation,
 translations into a hundred languages) and llama-cpp-python's with llama.cpp inside (MIT: C++, C, CUDA, Python,
-TypeScript, shell and Markdown). Kept are words, blanks and signs, cut as byte-level tokenizers cut a text, each with
-its frequency; no text can be read from it. Each kind of text has its share, however much of it there is.
+TypeScript, shell and Markdown). Lists of words that others counted, since programmers' texts are of programs: those of
+pyspellchecker (MIT: subtitles of films in twelve languages), symspellpy (MIT: English books), jieba (MIT: Chinese) and
+langdetect (Apache-2.0: encyclopedias in fifty languages, up to three characters at a time). Kept are words, blanks and
+signs, cut as byte-level tokenizers cut a text, each with its frequency; no text can be read from it. Each kind of text
+has its share, however much of it there is.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ import re
 import sys
 import sysconfig
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 # As the tokenizers after GPT-2's cut: contractions, words with the sign or blank before them, digits, signs, line
@@ -33,9 +37,17 @@ KINDS = {
     ".js": "web", ".ts": "web", ".svelte": "web", ".html": "web", ".css": "web", ".json": "web", ".sh": "shell",
     ".cmake": "shell", ".yml": "shell", ".txt": "prose", ".md": "prose", ".rst": "prose",
 }  # fmt: skip
-SHARES = {"python": 3, "c": 2, "web": 2, "shell": 0.5, "prose": 6, "languages": 3}
+SHARES = {
+    "python": 3, "c": 2, "web": 2, "shell": 0.5, "prose": 6, "languages": 1, "english words": 12, "words": 1,
+    "characters": 0.2,
+}  # fmt: skip
+# How a word that was counted in small letters stands in texts: after a blank, as a sentence begins, and in the names
+# and keys of programs. German writes every noun with a capital.
+STANDS = {" {}": 0.6, " {c}": 0.1, "{c}": 0.1, "{}": 0.1, "_{}": 0.03, ".{}": 0.03, "({}": 0.04}
+STANDS_IN_GERMAN = {" {}": 0.6, " {c}": 0.4}
 SKIPPED = {".git", "site-packages", "__pycache__"}
-N_PIECES, SIZE_MAX = 80_000, 2_000_000
+N_PIECES, SIZE_MAX = 110_000, 2_000_000
+LIST_TOTAL = 100_000_000  # of a list of words, whatever it was counted from
 TOTAL = 10_000_000  # what the frequencies sum up to, about
 
 
@@ -57,6 +69,40 @@ def texts(folders: list[Path]) -> Iterator[tuple[str, str]]:
                 yield KINDS[path.suffix], text
                 if path.suffix == ".py":
                     yield "prose", "\n".join(docstrings(text))
+
+
+def word_lists(folders: list[Path]) -> Iterator[tuple[str, Counter[str]]]:
+    """(kind, counts of pieces) of every list of words with counts."""
+    for folder in folders:
+        for path in sorted(folder.rglob("spellchecker/resources/*.json.gz")):
+            language = path.name.partition(".")[0]
+            counts = json.loads(gzip.decompress(path.read_bytes()))
+            stands = STANDS_IN_GERMAN if language == "de" else STANDS
+            yield "english words" if language == "en" else "words", _standing(_shares(counts), stands)
+        for path in sorted(folder.rglob("frequency_dictionary_en_*.txt")):
+            lines = (line.split() for line in path.read_text(encoding="utf-8-sig").splitlines())
+            yield "english words", _standing(_shares({word: int(n) for word, n in lines}), STANDS)
+        for path in sorted(folder.rglob("jieba/dict.txt")):
+            words = (line.split() for line in path.read_text(encoding="utf-8").splitlines())
+            yield "words", _shares({word: int(n) for word, n, *_ in words if len(word) <= 4})
+        for path in sorted(folder.rglob("langdetect/profiles/*")):
+            if not path.suffix:
+                counts = json.loads(path.read_text(encoding="utf-8"))["freq"]
+                yield "characters", _shares({text: n for text, n in counts.items() if text.strip() == text})
+
+
+def _shares(counts: Mapping[str, float]) -> Counter[str]:
+    """The same, as if each list were as long as another."""
+    n = sum(counts.values())
+    return Counter({word: round(LIST_TOTAL * count / n) for word, count in counts.items()})
+
+
+def _standing(counts: Mapping[str, int], stands: Mapping[str, float]) -> Counter[str]:
+    found = Counter[str]()
+    for word, n in counts.items():
+        for form, share in stands.items():
+            found[form.format(word, c=word.capitalize())] += round(n * share)
+    return found
 
 
 def translations(text: str) -> Iterator[str]:
@@ -85,6 +131,8 @@ def main() -> None:
     counts = {kind: Counter[str]() for kind in SHARES}
     for kind, text in texts([Path(sysconfig.get_path("stdlib")), *options.folders]):
         counts[kind].update(PIECE.findall(text))
+    for kind, pieces in word_lists(options.folders):
+        counts[kind].update(pieces)
     total: dict[str, float] = defaultdict(float)
     for kind, found in counts.items():
         n = sum(found.values())

@@ -174,6 +174,8 @@ def _show(plan: Plan, sizes: Footprint) -> None:
     for label, load in (("target", plan.target), ("draft", plan.draft)):
         if load:
             click.echo(f"{label:<7} {load.hparams.name}  ({planning.describe(load.hparams)})  {_how(load, plan)}")
+            if load.hparams.n_vocab_source:
+                click.echo(f"        {planning.describe_slimmed(load.hparams)}")
     click.echo()
     has_gpu = bool(plan.machine.gpus)
     header = ("MB", "device", "host") if has_gpu else ("MB", "host")
@@ -225,6 +227,7 @@ def _rows(sizes: Footprint) -> list[tuple[str, str, str]]:
             rows.append((f"{label} weights", estimate.weights, estimate.host_weights))
             rows.append((f"{label} KV cache", estimate.kv, estimate.host_kv))
             rows.append((f"{label} compute", estimate.compute, estimate.host_compute))
+            rows.append((f"{label} vocabulary", 0, estimate.host_vocab))
     rows.append(("overhead", sizes.overhead if sizes.device else 0, sizes.host_overhead))
     rows.append(("in all", sizes.device, sizes.host))
     rows.append(("free", sizes.device_free, sizes.machine.cpu.free_bytes))
@@ -257,7 +260,7 @@ def _as_json(plan: Plan, sizes: Footprint) -> dict[str, Any]:
     }
 
 
-_HOST = ("host_weights", "host_kv", "host_compute")
+_HOST = ("host_weights", "host_kv", "host_compute", "host_vocab")
 
 
 def _costs(plan: Plan) -> PairCosts:

@@ -201,15 +201,17 @@ def slim(draft: str, output: str | None, vocab_size: str, corpus: Sequence[str],
     It reads every text, with the embeddings of DRAFT, which must stay where it is. -d takes the file; what is
     generated keeps its distribution. The path is printed on stdout.
     """
-    from specgguf.fit import slimming
+    from specgguf.fit.slimming import cutting
     from specgguf.models import cache, hub
 
     source = Path(hub.resolve(draft, offline=True))
-    size = slimming.parse_size(vocab_size)
+    size = cutting.parse_size(vocab_size)
     out = Path(output) if output else cache.folder() / "slim" / f"{source.stem}-slim.gguf"
-    cut = slimming.cut(source, out, size, corpus=[Path(name) for name in corpus], head=head)
+    cut = cutting.cut(source, out, size, corpus=[Path(name) for name in corpus], head=head)
     kept = f"{cut.n_ids:,} of {cut.n_vocab:,} tokens kept, about {cut.share:.0%} of a text's"
     status = _status()
+    if cut.why:
+        status.tell(cut.why)
     status.tell(f"{kept}; a draft step reads {1 - cut.step:.0%} less")
     status.tell(f"it reads embeddings from {source}: keep that file (-d {out.name if not output else out})")
     click.echo(out)

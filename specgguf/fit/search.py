@@ -252,3 +252,9 @@ def describe(hparams: HParams) -> str:
     n = hparams.n_params
     size = f"{n / 1e9:.1f}B" if n >= 1e9 else f"{n / 1e6:.0f}M"
     return f"{size}, {hparams.bits_per_weight:.1f} bits a weight"
+
+
+def describe_slimmed(hparams: HParams) -> str:
+    """What a slimmed draft is, in a line."""
+    kept = f"{hparams.n_vocab:,} of {hparams.n_vocab_source:,} tokens"
+    return f"slimmed: proposes {kept}; embeddings are read row by row from {hparams.source}, which is not loaded"

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from specgguf.errors import Unsupported
 from specgguf.presets import ModelFile
 
+from . import slim
 from .header import GgufError, Header, read, shards
 from .header_check import impossible
 
@@ -34,6 +35,8 @@ class HParams:
         layer_bytes: weights of each repeating layer.
         output_bytes: of the output matrix, and small things like norms; a tied matrix is the embedding again.
         matrix_bytes: weights of the matrices that are multiplied with, by ggml type.
+        n_vocab_source: ids of the file that a slimmed draft was cut from, all of which it reads; 0 for other models.
+        source: that file's name.
         is_sure: whether the formula knows this kind of memory; if not, only `measured` tells.
     """
 
@@ -54,6 +57,8 @@ class HParams:
     n_params: int
     matrix_bytes: tuple[tuple[int, int], ...] = ()
     n_masks: int = 1
+    n_vocab_source: int = 0
+    source: str = ""
     is_sure: bool = True
 
     @property
@@ -132,6 +137,8 @@ def of_headers(headers: Sequence[Header], name: str) -> HParams:
         n_params=sum(prod(t.dims) for header in headers for t in header.tensors),
         matrix_bytes=_matrices(headers),
         n_masks=2 if _one(header.get("attention.sliding_window")) else 1,
+        n_vocab_source=_one(header.metadata.get(slim.N_VOCAB)),
+        source=PurePosixPath(str(header.metadata.get(slim.SOURCE, ""))).name,
         is_sure=not any(_one(header.get(key)) for key in _OTHER_MEMORIES),
     )
 

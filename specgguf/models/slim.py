@@ -20,13 +20,17 @@ from specgguf.errors import ConfigError, ModelNotFound, SpecggufError, Unsupport
 from . import header, inventory
 from .header import Header, Tensor
 
-# Architectures whose graph takes embeddings as it takes ids, and by what their graph scales those of ids alone.
-ARCHITECTURES = {"llama": False, "qwen2": False, "qwen3": False, "gemma3": True}
+# Architectures whose graph takes embeddings as it takes ids, and whether it scales those of ids alone.
+ARCHITECTURES = {
+    **dict.fromkeys(("llama", "smollm3", "qwen2", "qwen3", "phi3", "gemma", "gemma2"), False),
+    "gemma3": True,
+}
 IDS, SOURCE, FINGERPRINT = "specgguf.slim.ids", "specgguf.slim.source", "specgguf.slim.fingerprint"
+N_VOCAB = "specgguf.slim.n_vocab"  # of the file that it was cut from
 N_IDS_MIN, STEP = 256, 64  # the fewest ids, and what their number is a multiple of: kernels take rows in groups
 _TOKENS, _MERGES = "tokenizer.ggml.tokens", "tokenizer.ggml.merges"
 _BY_TOKEN = (_TOKENS, "tokenizer.ggml.scores", "tokenizer.ggml.token_type")
-_EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
+_EMBEDDING, _OUTPUT, _BIAS = "token_embd.weight", "output.weight", "output.bias"
 _STRING, _ARRAY = 8, 9
 _BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # of a value, by its type
 _CHUNK = 1 << 22
@@ -87,6 +91,8 @@ def check(path: Path) -> Header:
             f"{path.name} cannot be slimmed: the architecture '{head.architecture}' is not among those tried",
             hint=f"{', '.join(ARCHITECTURES)} are",
         )
+    if head.tensor(_BIAS) is not None:
+        raise Unsupported(f"{path.name} cannot be slimmed: its output has a bias for each token")
     if head.tensor(_EMBEDDING) is None or not head.count(_TOKENS):
         raise Unsupported(f"{path.name} has no vocabulary to slim")
     return head
@@ -161,6 +167,7 @@ def _metadata(source: Path, out: Path, head: Header, ids: Sequence[int]) -> dict
         relative = source.name
     named[SOURCE] = _text(relative.replace(os.sep, "/"))
     named[FINGERPRINT] = _text(header.fingerprint(source))
+    named[N_VOCAB] = _u32(head.count(_TOKENS))
     named[IDS] = struct.pack(f"<IIQ{len(ids)}i", _ARRAY, 5, len(ids), *ids)
     return named
 

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 from conftest import Pair
-from support import models
+from support import models, requantize
 
 from specgguf.errors import BackendError
 from specgguf.fit import footprint, search
 from specgguf.fit.footprint import LoadParams, dry_settings, estimate, graph_bytes, measured, minimal_context_bytes
 from specgguf.fit.hardware import GIB, MIB, described
+from specgguf.fit.slimming import cutting
 from specgguf.models import hparams
 from specgguf.native import devices
 
@@ -108,6 +109,61 @@ def test_the_whole_process_is_within_a_tenth() -> None:
     resident = int(done.stdout.split()[-1]) * 1024
     n = estimate(LoadParams(hparams.of_file(path)), "cpu")
     assert n.host + n.host_pages + footprint.HOST_OVERHEAD_MIB["cpu"] * MIB == pytest.approx(resident, rel=0.1)
+
+
+DRAFT_RESIDENT = """
+import sys
+import llama_cpp
+from specgguf.native import backend
+from specgguf.native.context import Model
+from specgguf.native.mapped.slimmed import open_draft
+
+def resident():
+    status = open("/proc/self/status").read()
+    return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS")))
+
+backend.start()
+before = resident()
+weights = open_draft(sys.argv[1], {})
+model = Model(weights, n_ctx=4096, n_outputs_max=17, flash_attn=True)
+tokens = weights.tokenize(("def f(x): return x + 1  # " + "".join(map(chr, range(200, 800)))).encode() * 3)[:512]
+model.extend(tokens, 1)
+for token in tokens[:20]:
+    model.extend([token], 1)
+print(resident() - before)
+"""
+
+
+@pytest.mark.real
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(("size", "head"), [(None, None), (32768, None), (8192, None), (32768, "q4_0")])
+def test_what_a_slimmed_draft_takes(tmp_path: Path, size: int | None, head: str | None) -> None:
+    """Within 5 % of what is resident of it: both vocabularies, and none of the file that it was cut from."""
+    path = requantize.q4_0(models.demo_pair()[1])
+    if size is not None:
+        path = cutting.cut(path, tmp_path / "slim.gguf", size, head=head).path
+    command = [sys.executable, "-P", "-c", DRAFT_RESIDENT, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    resident = int(done.stdout.split()[-1]) * 1024
+    n = estimate(LoadParams(hparams.of_file(path)), "cpu")
+    assert n.host + n.host_pages == pytest.approx(resident, rel=0.05)
+    if size is not None:
+        forgotten = replace(hparams.of_file(path), n_vocab_source=0)
+        n = estimate(LoadParams(forgotten), "cpu")
+        assert n.host + n.host_pages != pytest.approx(resident, rel=0.05)
+
+
+@pytest.mark.real
+def test_on_a_card_a_slimmed_draft_takes_its_smaller_matrix(tmp_path: Path) -> None:
+    """As any tied model: the output matrix there, the same again on the host, and both vocabularies."""
+    whole = hparams.of_file(models.smollm2())
+    slim = hparams.of_file(cutting.cut(models.smollm2(), tmp_path / "slim.gguf", 8192).path)
+    ours, theirs = (estimate(LoadParams(d), "gpu") for d in (slim, whole))
+    saved = whole.output_bytes - slim.output_bytes
+    assert saved > 0.7 * whole.output_bytes
+    assert theirs.weights - ours.weights == saved
+    assert ours.kv == theirs.kv
+    assert ours.host_vocab > theirs.host_vocab
 
 
 @pytest.mark.real

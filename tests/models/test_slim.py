@@ -14,9 +14,9 @@ from support import models, requantize, tiny
 from support.tiny_archs import write_dense
 
 from specgguf import ConfigError, ModelNotFound, SamplingParams, SpecggufError, SpeculativeLlama, Unsupported
-from specgguf.fit import slimming
-from specgguf.fit.token_ranking import pieces, ranked_ids
-from specgguf.models import header, slim
+from specgguf.fit.slimming import cutting, size
+from specgguf.fit.slimming.ranking import pieces, ranked_ids
+from specgguf.models import header, hparams, slim
 from specgguf.native import devices, vocab
 from specgguf.native.context import Model
 from specgguf.native.mapped.pair import vocab_map
@@ -48,6 +48,12 @@ WRITERS: dict[str, Callable[[Path], Path]] = {
     "qwen2 tied": lambda path: write_dense(path, BPE, "qwen2", tied=True),
     "qwen3": lambda path: write_dense(path, BPE, "qwen3"),
     "qwen3 tied": lambda path: write_dense(path, BPE, "qwen3", tied=True),
+    "smollm3": lambda path: write_dense(path, BPE, "smollm3"),
+    "smollm3 tied": lambda path: write_dense(path, BPE, "smollm3", tied=True),
+    "phi3": lambda path: write_dense(path, BPE, "phi3"),
+    "phi3 tied": lambda path: write_dense(path, BPE, "phi3", tied=True),
+    "gemma": lambda path: write_dense(path, SENTENCEPIECE, "gemma"),
+    "gemma2": lambda path: write_dense(path, SENTENCEPIECE, "gemma2"),
     "gemma3": lambda path: tiny.write_gemma3(path, SENTENCEPIECE),
 }
 
@@ -59,7 +65,7 @@ def full(tmp_path: Path) -> Path:
 
 def slimmed(full: Path, name: str = "slim.gguf", size: int = 300, **keywords: Any) -> Path:
     out = full.parent / name
-    slimming.cut(full, out, size, **keywords)
+    cutting.cut(full, out, size, **keywords)
     return out
 
 
@@ -97,13 +103,27 @@ def test_logits_of_kept_ids_are_the_full_models(tmp_path: Path, name: str, chunk
     assert worst_difference(full, slimmed(full, size=300), chunk) == 0.0
 
 
+def test_every_architecture_is_tried() -> None:
+    assert {name.split()[0] for name in WRITERS} == set(slim.ARCHITECTURES)
+
+
+@pytest.mark.parametrize("name", ["gemma", "gemma2", "gemma3"])
+def test_a_scale_forgotten_or_applied_twice_would_be_seen(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = WRITERS[name](tmp_path / "full.gguf")
+    cut = slimmed(full, size=300)
+    monkeypatch.setitem(slim.ARCHITECTURES, name, not slim.ARCHITECTURES[name])
+    assert worst_difference(full, cut, 7) > 1e-3
+
+
 @pytest.mark.real
 @pytest.mark.parametrize("which", ["qwen", "smollm2", "gemma"])
 def test_logits_of_real_models(which: str, tmp_path: Path) -> None:
     """Each architecture's real file, ids beyond the kept ones in the text."""
     full = requantize.q4_0(models.demo_pair()[1]) if which == "qwen" else getattr(models, which)()
     cut = tmp_path / "slim.gguf"
-    slimming.cut(full, cut, 8192)
+    cutting.cut(full, cut, 8192)
     text = "def reverse(head):\n    Straße 日本語 👍🏽 Übergrößenträger, أهلا: perspicacious lighthouse keepers\n"
     for chunk in (1, 6):
         assert worst_difference(full, cut, chunk, text) == 0.0
@@ -181,22 +201,87 @@ def test_the_table_is_of_many_kinds_of_text() -> None:
         assert table.get(piece, 0) > 0, piece
 
 
-def test_auto_takes_the_size_with_the_best_speed() -> None:
-    weights = [1.0 / (i + 1) ** 1.5 for i in range(150_000)]
-    steep, flat = [part / sum(weights) for part in weights], [1.0 / 150_000] * 150_000
-    assert slimming.best_size(steep, 400, 200 / 150_000) < slimming.best_size(flat, 400, 200 / 150_000)
-    assert slimming.best_size(steep, 400, 380 / 150_000) <= slimming.best_size(steep, 400, 40 / 150_000)
+SIZES = [8192, 32768, 65536, 151_936]
+STEP = size.StepTime(base_s=0.010, row_s=0.010 / 151_936)
+
+
+@pytest.mark.parametrize(
+    ("step", "accepted", "wanted"),
+    [
+        (STEP, [0.50, 0.78, 0.79, 0.80], 32768),  # nearly all is kept: the smaller step wins
+        (STEP, [0.79, 0.80, 0.80, 0.80], 8192),
+        (STEP, [0.10, 0.20, 0.30, 0.80], 151_936),  # nothing is kept: the whole draft
+        (size.StepTime(0.020, 0.0), [0.60, 0.70, 0.75, 0.80], 151_936),  # a step is no faster
+        (STEP, [0.01, 0.02, 0.02, 0.02], 151_936),  # drafting pays with none of them
+    ],
+)
+def test_auto_takes_the_size_with_the_best_speed(step: size.StepTime, accepted: list[float], wanted: int) -> None:
+    choice = size.best(step, SIZES, accepted)
+    assert choice.best.n == wanted
+    assert choice.pays == (wanted != SIZES[-1])
+    assert ("no size pays" in choice.why) == (not choice.pays)
+
+
+def test_auto_says_in_one_line_what_it_measured() -> None:
+    why = size.best(STEP, SIZES, [0.50, 0.78, 0.79, 0.80]).why
+    assert why.startswith("32,768 tokens: a step takes 12.2 ms instead of 20.0 here, and recorded answers keep 98%")
+    assert "\n" not in why
+
+
+def test_acceptance_is_the_chance_of_recorded_tokens(full: Path) -> None:
+    """Of all ids, of a part of them, and of none that the text has: softmax by hand."""
+    weights = open_draft(str(full), THREAD)
+    model = Model(weights, n_ctx=128, n_outputs_max=16)
+    tokens = weights.tokenize(b"the list of word1 word39 word1 the")
+    rows = model.extend(tokens[:-1], len(tokens) - 1).astype(float)
+    probs = np.exp(rows) / np.exp(rows).sum(axis=1, keepdims=True)
+    right = [probs[i, token] for i, token in enumerate(tokens[1:])]
+    some = [id for id in range(weights.n_vocab) if id != tokens[2]]
+    others = sorted(set(range(weights.n_vocab)) - set(tokens))
+    without = [
+        0.0 if t == tokens[2] else p / (1 - probs[i, tokens[2]])
+        for i, (p, t) in enumerate(zip(right, tokens[1:], strict=True))
+    ]
+    found = size.acceptance(model, [tokens], [list(range(weights.n_vocab)), some, others])
+    assert found == pytest.approx([np.mean(right), np.mean(without), 0.0], abs=1e-6)
+    model.close()
+    weights.close()
+
+
+def test_a_step_without_logits_is_what_a_smaller_matrix_cannot_save() -> None:
+    class Timed:
+        now = 0.0
+
+        def extend(self, tokens: list[int], n_outputs: int) -> None:
+            self.now += 0.030 if n_outputs else 0.010
+
+        def clear(self) -> None:
+            pass
+
+    model = Timed()
+    shape = dataclasses.replace(
+        hparams.of_file(models.smollm2()), output_bytes=900, layer_bytes=(100,) * 9, n_vocab=100
+    )
+    step = size.step_time(model, shape, clock=lambda: model.now)  # type: ignore[arg-type]
+    assert step.of(100) == pytest.approx(0.030)
+    assert step.of(0) == pytest.approx(0.012)  # a tenth of the difference is the last layer's
+
+
+def test_auto_measures_a_file(full: Path) -> None:
+    choice = cutting.chosen(full, cutting.ranking_of(full))
+    assert choice.whole.n > choice.best.n or not choice.pays
+    assert choice.whole.step_s > 0
 
 
 @pytest.mark.parametrize(("text", "size"), [("32k", 32768), ("8K", 8192), ("5000", 5000), ("auto", None)])
 def test_sizes(text: str, size: int | None) -> None:
-    assert slimming.parse_size(text) == size
+    assert cutting.parse_size(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "k", "32kb", "-5", "0", "many"])
 def test_sizes_that_are_none(text: str) -> None:
     with pytest.raises(ConfigError, match="such as 32k, or auto"):
-        slimming.parse_size(text)
+        cutting.parse_size(text)
 
 
 # --- refusals, and files that are whole or not there --------------------------------------------------------
@@ -239,18 +324,27 @@ def test_what_cannot_be_slimmed_is_refused_by_name(full: Path, tmp_path: Path) -
     hybrid = tiny.write_lfm2(tmp_path / "hybrid.gguf", tiny.chat())
     for path, says in ((hybrid, "architecture 'lfm2'"), (slimmed(full), "slimmed draft already")):
         with pytest.raises(Unsupported, match=says):
-            slimming.cut(path, tmp_path / "out.gguf", 300)
+            cutting.cut(path, tmp_path / "out.gguf", 300)
     text = tmp_path / "text.gguf"
     text.write_text("no model")
     with pytest.raises(SpecggufError, match="not a GGUF file"):
-        slimming.cut(text, tmp_path / "out.gguf", 300)
+        cutting.cut(text, tmp_path / "out.gguf", 300)
     with pytest.raises(ConfigError, match="nothing to slim"):
-        slimming.cut(full, tmp_path / "out.gguf", 10_000)
+        cutting.cut(full, tmp_path / "out.gguf", 10_000)
     with pytest.raises(ConfigError, match="the draft itself"):
-        slimming.cut(full, full, 300)
+        cutting.cut(full, full, 300)
     with pytest.raises(SpecggufError, match=r"notes\.txt cannot be read"):
-        slimming.cut(full, tmp_path / "out.gguf", 300, corpus=[tmp_path / "notes.txt"])
+        cutting.cut(full, tmp_path / "out.gguf", 300, corpus=[tmp_path / "notes.txt"])
     assert not (tmp_path / "out.gguf").exists()
+
+
+def test_an_output_with_a_bias_is_refused(full: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number for each token, which would have to be cut too."""
+    found = header.read(full)
+    biased = dataclasses.replace(found, tensors=(*found.tensors, header.Tensor("output.bias", (300,), 0, 0)))
+    monkeypatch.setattr(header, "read", lambda *_, **__: biased)
+    with pytest.raises(Unsupported, match="a bias for each token"):
+        slim.check(full)
 
 
 def test_a_full_disk_leaves_nothing_behind(full: Path, monkeypatch: pytest.MonkeyPatch) -> None:

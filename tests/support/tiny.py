@@ -191,7 +191,7 @@ def drawer(seed: int, noise: float, noise_seed: int) -> Draw:
 def _header(path: Path, arch: str, shape: Shape, vocab: Vocab, kv_heads: Sequence[int] | None) -> gguf.GGUFWriter:
     """A writer with the metadata that every architecture shares."""
     w = gguf.GGUFWriter(path, arch)
-    w.add_name(f"tiny-{arch}")
+    w.add_name("tiny")  # not of the architecture: llama.cpp looks for the special tokens of a model that is called phi3
     w.add_context_length(shape.n_ctx_train)
     w.add_embedding_length(shape.n_embd)
     w.add_block_count(shape.n_layer)

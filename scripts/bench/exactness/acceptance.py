@@ -28,7 +28,7 @@ from specgguf.decode.records import always
 from specgguf.decode.sampling import Distribution, Logits, Rng, Transform, draw
 from specgguf.decode.sequence import run_alone
 from specgguf.decode.vocab_map import MappedTransform
-from specgguf.fit import slimming
+from specgguf.fit.slimming import cutting
 from specgguf.loading import physical_cores
 from specgguf.native.context import Model
 from specgguf.native.mapped.pair import vocab_map
@@ -104,7 +104,7 @@ def measure(options: argparse.Namespace) -> None:
         target, weights = llm._engine.target, llm._engine.target.weights
         paths = {path.stem: path for path in options.draft}
         for size in options.slim:
-            cut = slimming.cut(options.draft[0], Path(folder) / f"{size}.gguf", slimming.parse_size(size))
+            cut = cutting.cut(options.draft[0], Path(folder) / f"{size}.gguf", cutting.parse_size(size))
             paths[f"{options.draft[0].stem}, {cut.n_ids:,} tokens"] = cut.path
         drafts = {name: Asked(weights, path, threads) for name, path in paths.items()}
         found: Json = {name: {} for name in drafts}

@@ -24,7 +24,7 @@ from bench.lib.cells import RESULTS, ROOT, commit, say
 from specgguf import SamplingParams, SpeculativeLlama
 from specgguf.bench import results
 from specgguf.bench.runs import load_prompts
-from specgguf.fit import slimming
+from specgguf.fit.slimming import cutting
 from specgguf.loading import physical_cores
 from specgguf.native.context import Model
 from specgguf.native.mapped.slimmed import open_draft
@@ -43,7 +43,7 @@ def cuts(draft: Path, folder: Path, sizes: Sequence[str]) -> tuple[dict[str, Pat
     """The slimmed drafts of these sizes beside the full one, and what is known of each."""
     files, about = {FULL: draft}, {FULL: {"n_ids": None, "share": 1.0, "bytes": draft.stat().st_size}}
     for size in sizes:
-        cut = slimming.cut(draft, folder / f"{size}.gguf", slimming.parse_size(size))
+        cut = cutting.cut(draft, folder / f"{size}.gguf", cutting.parse_size(size))
         files[size] = cut.path
         about[size] = {"n_ids": cut.n_ids, "share": cut.share, "bytes": cut.path.stat().st_size}
     return files, about

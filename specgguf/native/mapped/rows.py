@@ -1,13 +1,14 @@
 """What a slimmed draft reads: embeddings of all ids, row by row from the file that it was cut from.
 
-The file is mapped into memory, so only rows that occur are read. ggml itself turns them into numbers: the very ones
-that llama.cpp would look up. Knows nothing of what the ids mean.
+Only rows that occur are read, and none is kept: the system's file cache does that, and takes no memory of the process.
+ggml itself turns them into numbers: the very ones that llama.cpp would look up. Knows nothing of what the ids mean.
 """
 
 from __future__ import annotations
 
 import ctypes
 import math
+import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -39,14 +40,26 @@ class Embeddings:
             raise BackendError(f"{path} has no embeddings that can be read")
         self.n_embd, n_rows = tensor.dims
         self._type = tensor.type
-        shape = (n_rows, tensor.n_bytes // n_rows)
-        self._rows = np.memmap(path, np.uint8, "r", head.data_start + tensor.offset, shape)
+        self._start, self._size = head.data_start + tensor.offset, tensor.n_bytes // n_rows
+        self._file, self._lock = open(path, "rb", buffering=0), threading.Lock()  # noqa: SIM115 - closed by `close`
         self._scale = np.float32(math.sqrt(self.n_embd)) if scales else None
 
     def of(self, tokens: Sequence[int] | npt.NDArray[np.int32]) -> Values:
         """Shape (len(tokens), n_embd)."""
-        rows = to_float(self._type, np.ascontiguousarray(self._rows[np.asarray(tokens)]).tobytes(), self.n_embd)
+        ids = np.asarray(tokens)
+        found, place = np.unique(ids, return_inverse=True)
+        data = bytearray()
+        with self._lock:
+            for token in found.tolist():
+                self._file.seek(self._start + token * self._size)
+                data += self._file.read(self._size)
+        if len(data) != len(found) * self._size:
+            raise BackendError(f"{self._file.name} was cut off while its embeddings were read")
+        rows = to_float(self._type, bytes(data), self.n_embd)[place]
         return rows if self._scale is None else rows * self._scale
+
+    def close(self) -> None:
+        self._file.close()
 
 
 class EmbeddingBatch(backend.Batch):

@@ -45,6 +45,7 @@ class SlimmedWeights(Weights):
                 raise BackendError(f"{self.path} is damaged: it names {len(ids)} ids of {self.n_vocab}")
             self._full = self._stack.enter_context(devices.vocabulary(str(slimmed.source)))
             self._embeddings = Embeddings(slimmed.source, scales=slimmed.scales)
+            self._stack.callback(self._embeddings.close)
             self._pieces = {False: {}, True: {}}
             self.columns, self.n_columns = ids, len(ids)
             self.n_vocab = vocab.vocab_size(self.vocab)

@@ -16,7 +16,7 @@ import numpy as np
 
 Tokenize = Callable[[bytes], list[int]]
 
-OWN_SHARE, ORDER_SHARE = 0.75, 0.5  # of the user's own texts beside the rest; of the order of ids beside the table
+OWN_SHARE, ORDER_SHARE = 0.75, 0.1  # of the user's own texts beside the rest; of the order of ids beside the table
 
 
 def ranked_ids(tokenize: Tokenize, n_vocab: int, own: Iterable[str] = ()) -> list[tuple[int, float]]:
