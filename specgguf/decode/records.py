@@ -143,9 +143,9 @@ class Chunk:
         return self.finish_reason == "eos"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Round:
-    """One forward pass of the target and what came of it.
+    """One forward pass of the target and what came of it. Who made the pass sets its seconds.
 
     Attributes:
         tokens: the committed tokens, at least one. The first `n_from_draft` were drafted and accepted.

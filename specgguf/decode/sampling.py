@@ -51,15 +51,15 @@ class Distribution:
 
     def prob(self, token: int) -> float:
         """The probability of `token`; 0 for an id outside the support."""
-        at = np.flatnonzero(self.ids == token)
+        at = (self.ids == token).nonzero()[0]
         return float(self.probs[at[0]]) if len(at) else 0.0
 
     def on(self, ids: Ids) -> Probs:
         """The probabilities of `ids`, in their order: shape (len(ids),)."""
         if len(ids) * self.n <= 16384:
             return np.asarray((ids[:, None] == self.ids) @ self.probs, dtype=np.float64)
-        order = np.argsort(self.ids)
-        at = np.minimum(np.searchsorted(self.ids, ids, sorter=order), self.n - 1)
+        order = self.ids.argsort()
+        at = np.minimum(self.ids.searchsorted(ids, sorter=order), self.n - 1)
         found = order[at]
         return np.where(self.ids[found] == ids, self.probs[found], 0.0)
 
@@ -93,8 +93,8 @@ class Rng:
         """An index into `probs`, drawn with these weights (their sum need not be exactly 1)."""
         if len(probs) == 1:
             return 0
-        cumulative = np.cumsum(probs)
-        at = np.searchsorted(cumulative, self._generator.random() * cumulative[-1], side="right")
+        cumulative = probs.cumsum()
+        at = cumulative.searchsorted(self._generator.random() * cumulative[-1], side="right")
         return int(min(at, len(probs) - 1))
 
     def bernoulli(self, p: float) -> bool:
@@ -122,21 +122,24 @@ def largest(logits: Logits, k: int) -> Ids:
     if k <= 0 or blocks < 8 * k:
         _refuse_broken(logits.max())
     if k <= 0 or k >= n:
-        return np.argsort(-logits, kind="stable").astype(np.int32)
+        return (-logits).argsort(kind="stable").astype(np.int32)
     if blocks < 8 * k:
-        ids = np.argpartition(logits, n - k)[n - k :]
-        ids = np.flatnonzero(logits >= logits[ids].min())
+        ids = logits.argpartition(n - k)[n - k :]
+        ids = (logits >= logits[ids].min()).nonzero()[0]
     else:
         whole = blocks * FOLDS
         folded, rest = logits[:whole].reshape(FOLDS, blocks), logits[whole:]
         maxima = folded.max(axis=0)
-        _refuse_broken(np.maximum(maxima.max(), rest.max(initial=-np.inf)))
-        bound = np.partition(maxima, blocks - k)[blocks - k]
-        columns = np.flatnonzero(maxima >= bound)
-        found = np.flatnonzero(folded[:, columns] >= bound)
-        row, column = np.divmod(found, len(columns))
-        ids = np.concatenate((row * blocks + columns[column], whole + np.flatnonzero(rest >= bound)))
-    order = np.argsort(-logits[ids], kind="stable")[:k]
+        ordered = maxima.copy()
+        ordered.partition(blocks - k)  # NaNs come last
+        _refuse_broken(np.maximum(ordered[blocks - k :].max(), rest.max(initial=-np.inf)))
+        bound = ordered[blocks - k]
+        columns = (maxima >= bound).nonzero()[0]
+        row, column = (folded[:, columns] >= bound).nonzero()
+        ids = row * blocks + columns[column]
+        if len(rest):
+            ids = np.concatenate((ids, whole + (rest >= bound).nonzero()[0]))
+    order = (-logits[ids]).argsort(kind="stable")[:k]
     return ids[order].astype(np.int32)
 
 
@@ -213,9 +216,9 @@ class Transform:
             weights = np.exp(scores - scores[0])
         n = len(ids)
         if params.top_p < 1.0:
-            n = int(np.searchsorted(np.cumsum(weights), params.top_p * weights.sum(), side="left")) + 1
+            n = int(weights.cumsum().searchsorted(params.top_p * weights.sum(), side="left")) + 1
         if params.min_p > 0.0:
-            n = min(n, int(np.searchsorted(-scores, -(scores[0] + np.log(params.min_p)), side="right")))
+            n = min(n, int((-scores).searchsorted(-(scores[0] + np.log(params.min_p)), side="right")))
         n = max(n, 1)
         return _normalised(ids[:n], scores[:n] / max(params.temperature, COLDEST), confidence)
 

@@ -7,8 +7,7 @@ drops what was rejected: that is `native.rollback`'s.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from .sampling import Logits
 
@@ -44,8 +43,7 @@ class CachedSequence(Protocol):
         """Keep the longest prefix that the cache shares with `tokens`; its length. Never raises."""
 
 
-@dataclass(frozen=True, slots=True)
-class Forward:
+class Forward(NamedTuple):
     """A sequence's part of a forward pass.
 
     Attributes:

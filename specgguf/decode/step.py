@@ -12,14 +12,13 @@ import contextlib
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
-from typing import Any
 
 from specgguf.errors import BackendError, ConfigError
 
 from .drafters import PENDING_MAX
 from .records import PROBE_MAX, Draft, Plan, Round, TokenLogprob
 from .run import Rows, Run
-from .sampling import Logits, logprob
+from .sampling import Distribution, Logits, logprob
 from .sequence import Decode, Forward, decode_in_turn
 from .verifier import cut
 
@@ -92,14 +91,18 @@ def _draft(run: Run, plan: Plan) -> Generator[Forward, Logits, Draft]:
     n_left = plan.n_max - len(forced)
     if run.drafter is None or not n_left or (forced and not plan.keep_drafting(len(forced), None)):
         return head
+    committed, distribution, keep_drafting = run.committed, run.q, plan.keep_drafting
+    if forced:
+        committed = [*run.committed, *forced]
+
+        def distribution(logits: Logits, tail: Sequence[int]) -> Distribution:
+            return run.q(logits, [*forced, *tail])
+
+        def keep_drafting(i: int, q: Distribution | None) -> bool:
+            return plan.keep_drafting(len(forced) + i, q)
+
     try:
-        tail = yield from run.drafter.propose(
-            [*run.committed, *forced],
-            n_left,
-            lambda logits, drafted: run.q(logits, [*forced, *drafted]),
-            run.rng,
-            lambda i, q: plan.keep_drafting(len(forced) + i, q),
-        )
+        tail = yield from run.drafter.propose(committed, n_left, distribution, run.rng, keep_drafting)
     except (BackendError, ConfigError) as error:  # of the draft model alone: plain decoding goes on
         run.stop_drafting(error)
         return head
@@ -173,7 +176,7 @@ def step(
     """
     started = clock()
     rounds = [_Speculating(run, one) for run, one in zip(runs, plan(runs), strict=True)]
-    seconds: dict[str, Any] = {}
+    seconds: dict[str, float] = {}
     for kind in ("draft", "prefill", "verify"):
         ended = started
         while waiting := [one for one in rounds if one.asked is not None and one.asked.kind == kind]:
@@ -182,9 +185,13 @@ def step(
             for one, rows in zip(waiting, answers, strict=True):
                 one.answer(rows)
         now = ended if kind != "draft" else clock()  # what is done with the target's rows is the host's time
-        seconds[f"{kind}_s"], started = now - started, now
-    seconds["host_s"] = clock() - started
-    return [replace(one.outcome, **seconds) if isinstance(one.outcome, Round) else one.outcome for one in rounds]
+        seconds[kind], started = now - started, now
+    host_s = clock() - started
+    for one in rounds:
+        if isinstance(round := one.outcome, Round):
+            round.draft_s, round.prefill_s, round.verify_s = seconds["draft"], seconds["prefill"], seconds["verify"]
+            round.host_s = host_s
+    return [one.outcome for one in rounds]
 
 
 def _decoded(decode: Decode, waiting: Sequence[_Speculating]) -> Sequence[Logits | Exception]:

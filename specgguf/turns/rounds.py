@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import replace
 from time import perf_counter
 from typing import Protocol
 
@@ -88,7 +87,7 @@ class Rounds:
             n = costs.padding(sum(len(part.tokens) + part.n_padding for part in parts))
             fits = len(last.sequence.tokens) + len(last.tokens) + n <= last.sequence.n_ctx
             if n and fits and not last.n_padding and last.sequence.rolls_back_freely:
-                parts, self._n_padding = [*rest, replace(last, n_padding=n)], n
+                parts, self._n_padding = [*rest, last._replace(n_padding=n)], n
         return decode_together(parts)
 
     def _hand_out(
@@ -104,13 +103,10 @@ class Rounds:
         for turn, member, plan, outcome in zip(turns, members, plans, outcomes, strict=True):
             turn.n_waited = 0
             if isinstance(outcome, Round):
-                outcome = replace(
-                    outcome,
-                    host_s=outcome.host_s + plan_s,
-                    n_prefilled=outcome.n_prefilled + turn.n_read,
-                    prefill_s=outcome.prefill_s + turn.read_s,
-                    n_sequences=len(turns),
-                )
+                outcome.host_s += plan_s
+                outcome.n_prefilled += turn.n_read
+                outcome.prefill_s += turn.read_s
+                outcome.n_sequences = len(turns)
                 turn.n_read, turn.read_s = 0, 0.0
                 done.append((turn, member, plan, outcome))
             else:

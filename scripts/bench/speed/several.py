@@ -6,6 +6,7 @@ after the other within each repeat, so that a machine that changes its speed cha
 requests took, as the 95th percentile.
 
   scripts/bench/run several --model FILE --draft-model FILE --name f16     one table; docs/results/several-f16.json
+  scripts/bench/run several … --sizes 16 --repeats 5                       those again, the others are kept
   scripts/bench/run several … --sizes 1 4 --tokens 16 --repeats 1          does the script work?
 """
 
@@ -30,25 +31,42 @@ DRAFTS: dict[str, int | str] = {"plain together": "off", "plain in turn": "off",
 
 
 def once(llm: SpeculativeLlama, prompts: Sequence[list[int]], way: str, n_tokens: int, seed: int) -> dict[str, float]:
-    """Tokens per second of all prompts, and the 95th percentile of their seconds."""
+    """Tokens per second of all prompts, the 95th percentile of their seconds, and drafted and accepted tokens for each
+    that was generated."""
     llm.reset()
     params = SamplingParams(temperature=0.0, max_tokens=n_tokens, ignore_eos=True, seed=seed)
     started = time.perf_counter()
-    tokens, seconds = 0, []
+    tokens, drafted, accepted, seconds = 0, 0, 0, []
     batches = [[prompt] for prompt in prompts] if way == "plain in turn" else [list(prompts)]
     for batch in batches:
         for result in llm.generate_batch(batch, params, draft=DRAFTS[way]):
             if result.error is not None:
                 raise result.error
             tokens += len(result.tokens)
+            drafted, accepted = drafted + result.stats.draft_n, accepted + result.stats.draft_n_accepted
             seconds.append(time.perf_counter() - started)
     spent = time.perf_counter() - started
-    return {"tokens_per_s": tokens / spent, "p95_s": sorted(seconds)[max(round(0.95 * len(seconds)) - 1, 0)]}
+    return {
+        "tokens_per_s": round(tokens / spent, 3),
+        "p95_s": round(sorted(seconds)[max(round(0.95 * len(seconds)) - 1, 0)], 3),
+        "drafted": round(drafted / tokens, 3),
+        "accepted": round(accepted / tokens, 3),
+    }
 
 
-def table(args: argparse.Namespace) -> dict[str, Any]:
-    """Everything for one pair."""
+def table(args: argparse.Namespace, saved: dict[str, Any]) -> dict[str, Any]:
+    """Everything for one pair; with the cells that were saved for other sizes, where all else is the same."""
+    head = {
+        "name": args.name,
+        "machine": results.machine(),
+        "model": Path(args.model).name,
+        "draft_model": Path(args.draft_model).name,
+        "n_tokens": args.tokens,
+        "n_threads": physical_cores(),
+    }
     cells: list[dict[str, Any]] = []
+    if all(saved.get(key) == value for key, value in head.items()):
+        cells = [cell for cell in saved["cells"] if cell["size"] not in args.sizes]
     for size in args.sizes:
         with SpeculativeLlama(args.model, args.draft_model, n_ctx=args.n_ctx, n_parallel=size, draft_max=5) as llm:
             asked = [llm.render([{"role": "user", "content": text}]) for text in texts(size)]
@@ -60,19 +78,10 @@ def table(args: argparse.Namespace) -> dict[str, Any]:
                 order = WAYS[repeat % len(WAYS) :] + WAYS[: repeat % len(WAYS)]
                 for way in order:
                     found[way].append(once(llm, prompts, way, args.tokens, repeat))
-            cell = {"size": size, "ways": found, **summary(found)}
+            cell = {"size": size, "commit": commit(), "ways": found, **summary(found)}
             cells.append(cell)
             say(json.dumps({"size": size, **cell["median"], "auto_of_best_plain": cell["auto_of_best_plain"]}))
-    return {
-        "name": args.name,
-        "machine": results.machine(),
-        "commit": commit(),
-        "model": Path(args.model).name,
-        "draft_model": Path(args.draft_model).name,
-        "n_tokens": args.tokens,
-        "n_threads": physical_cores(),
-        "cells": cells,
-    }
+    return {**head, "cells": sorted(cells, key=lambda cell: int(cell["size"]))}
 
 
 def summary(found: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
@@ -104,7 +113,8 @@ def main() -> None:
     args = parser.parse_args()
     if not (args.model and args.draft_model):
         parser.error("give --model and --draft-model")
-    found = table(args)
     path = RESULTS / f"several-{args.name}.json"
+    saved = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    found = table(args, saved)
     path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     say(f"wrote {path.relative_to(ROOT)}")
