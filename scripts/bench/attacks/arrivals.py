@@ -1,4 +1,4 @@
-"""A hundred clients of every kind at random times over several sequences: is every text the one that it has alone?
+"""Clients of every kind at random times over several sequences: has each the text that it has alone?
 
 scripts/bench/run arrivals --model M.gguf [--draft-model D.gguf] [--clients 100] [--parallel 4] [--seconds 600]
 [--save FILE]. Before the crowd comes, each request is asked alone. Then clients ask them at random times, whole or as
