@@ -63,6 +63,7 @@ def pick(settings: Settings, status: StatusOutput, *, yes: bool = False) -> Chos
         settings["draft_model"],
         settings["preset"],
         drafts=settings["draft"] != "off",
+        heads=not settings["rpc_servers"],
         offline=settings["offline"] or hf_client.is_offline(),
     )
     unnamed = not settings["model"] and settings["preset"] in (None, "auto") and settings["draft_model"] is None

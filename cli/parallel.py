@@ -64,6 +64,8 @@ def largest_n_ctx(settings: Settings, pair: ChosenPair) -> int:
 
 def plan_of(settings: Settings, pair: ChosenPair) -> Plan:
     """The pair on this machine, loaded as the settings say."""
+    from specgguf.presets import HEADS
+
     from specgguf.fit import search
     from specgguf.fit.footprint import LoadParams
     from specgguf.fit.hardware import this_machine
@@ -74,5 +76,6 @@ def plan_of(settings: Settings, pair: ChosenPair) -> Plan:
         given = {n: settings[prefix + n] for n in names if settings[prefix + n] is not None}
         return LoadParams(remote_header.read(str(path)).hparams, **given)
 
+    target = load(pair.model, "")
     draft = load(pair.draft_model, "draft_") if isinstance(pair.draft_model, Path) else None
-    return search.Plan(this_machine(), load(pair.model, ""), draft)
+    return search.Plan(this_machine(), target, target.of_heads if pair.draft_model == HEADS else draft)

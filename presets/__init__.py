@@ -14,12 +14,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from specgguf.presets.schema import Match, ModelFile, Preset, Shape
+from specgguf.presets.schema import HEADS, NGRAM, NO_FILE, Match, ModelFile, Preset, Shape
 
 from specgguf.config import did_you_mean, from_mapping
 from specgguf.errors import ConfigError
 
-__all__ = ["Match", "ModelFile", "Preset", "Shape", "is_name", "load", "names", "parse", "read", "user_folder"]
+__all__ = [
+    "HEADS", "NGRAM", "NO_FILE", "Match", "ModelFile", "Preset", "Shape", "is_name", "load", "names", "parse", "read",
+    "user_folder",
+]  # fmt: skip
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 

@@ -12,6 +12,7 @@ from specgguf.config import DRAFT_MAX_LIMIT, KV_TYPES, SamplingParams, from_mapp
 from specgguf.errors import ConfigError
 
 OPEN_LICENSES = ("Apache-2.0", "MIT")
+NGRAM, HEADS = NO_FILE = ("ngram", "heads")  # what drafts without a file of its own
 DEVICES = ("gpu", "apple", "cpu", "any")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -108,7 +109,8 @@ class Preset:
     """A pair with its settings; field names are those of keywords, flags and config keys.
 
     Attributes:
-        model, draft_model: target and draft; a ModelFile, or in a user's preset a reference (path, org/repo:quant).
+        model, draft_model: target and draft; a ModelFile, or in a user's preset a reference (path, org/repo:quant). The
+            draft may be "ngram", or "heads": the target's own.
         use: "chat" or "code".
         budget_mib: the memory this preset must fit in, 0 where nothing was worked out.
         draft_first: the draft length to begin with, before anything was measured.
@@ -191,4 +193,5 @@ class Preset:
     @property
     def files(self) -> tuple[ModelFile | str, ...]:
         """Target and draft, as far as there are any."""
-        return (self.model,) if self.draft_model is None else (self.model, self.draft_model)
+        has_file = self.draft_model is not None and self.draft_model not in NO_FILE
+        return (self.model, self.draft_model) if has_file and self.draft_model else (self.model,)

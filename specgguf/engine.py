@@ -44,6 +44,7 @@ class Engine:
         draft: a sequence of the draft's or of a prediction head's context, "ngram", or None.
         config: drafting defaults.
         vocab_map: where the draft's ids are not the target's.
+        draft_limit: of a draft's tokens, whatever is asked for: several heads draft one each.
         trace: called with a record per decision of the adaptive controller.
 
     Attributes:
@@ -60,6 +61,7 @@ class Engine:
         config: DraftConfig,
         *,
         vocab_map: VocabMap | None = None,
+        draft_limit: int | None = None,
         trace: Trace | None = None,
     ) -> None:
         self.target = target
@@ -81,6 +83,7 @@ class Engine:
         self.ngrams = None if self.off_reason else ngrams
         self._draft_transform = partial(MappedTransform, vocab_map=vocab_map) if vocab_map else self._same_vocab
         self._vocab_map = vocab_map
+        self._draft_limit = draft_limit
         self._trace = trace
         self._adaptive: Adaptive | None = None
         schedule = Schedule(equal=not target.rolls_back_freely, trace=trace)
@@ -189,9 +192,10 @@ class Engine:
             return Fixed(0, "switched off")
         if isinstance(config.draft, int):
             return Fixed(config.draft)
-        if self._adaptive is None or self._adaptive.draft_max != config.draft_max:
+        draft_max = min(config.draft_max, self._draft_limit or config.draft_max)
+        if self._adaptive is None or self._adaptive.draft_max != draft_max:
             self._adaptive = Adaptive(
-                config.draft_max,
+                draft_max,
                 self._schedule.costs or self._costs_of(config, target, draft),
                 has_model=self.has_drafter,
                 draft_first=config.draft_first,

@@ -18,7 +18,8 @@ from .control.trace import Trace
 from .decode.vocab_map import VocabMap
 from .engine import Engine
 from .errors import ConfigError, SpecggufError, Unsupported
-from .models import header, hparams, slim
+from .models import header, slim
+from .models.nextn import prediction_heads
 from .native import backend, compat
 from .native.context import Context, Model
 from .native.heads import contexts as heads
@@ -126,8 +127,9 @@ def open_pair(
         VocabMismatch: the draft has another vocabulary, or hardly any token in common.
     """
     warnings: list[str] = []
+    prediction_heads.check_sole(draft_model_path)
     target_keys, draft_keys = _split(keywords)
-    weights, target, draft_weights, draft, found = None, None, None, None, None
+    weights, target, draft_weights, draft, found, limit = None, None, None, None, None, None
     try:
         own_heads = draft_model_path == HEADS
         weights = _open_target(model_path, target_keys, warnings, own_heads=own_heads)
@@ -147,8 +149,9 @@ def open_pair(
             draft = _model(draft_weights, {"n_ctx": target.n_ctx, **draft_keys}, places, pad_to)
         if own_heads:
             assert isinstance(target.context, Context)
-            draft = heads.PredictionHeads(target.context).follow(target, 0)[0]
-        engine = Engine(target, draft or draft_model_path, config, vocab_map=found, trace=trace)
+            own = heads.PredictionHeads(target.context)
+            draft, limit = own.follow(target, 0)[0], own.draft_limit
+        engine = Engine(target, draft or draft_model_path, config, vocab_map=found, draft_limit=limit, trace=trace)
     except BaseException:
         for part in (draft, target, draft_weights, weights):
             if part is not None:
@@ -162,7 +165,7 @@ def open_pair(
 def _open_target(path: str, keys: Mapping[str, Any], warnings: list[str], *, own_heads: bool) -> Weights:
     if own_heads:
         if "rpc_servers" in keys:
-            raise Unsupported("a target on workers cannot draft by its own heads", hint="-d FILE, or -d ngram")
+            raise prediction_heads.not_on_workers()
         _check_heads(path)
     own = {"native_params": heads.LOAD} if own_heads else {}
     weights = Weights(path, _load_keys(keys, warnings, "n_gpu_layers"), **own)
@@ -173,14 +176,11 @@ def _open_target(path: str, keys: Mapping[str, Any], warnings: list[str], *, own
 
 
 def _check_heads(path: str) -> None:
-    """Raise Unsupported unless a file has prediction heads that can draft. One that cannot be read is llama.cpp's to
-    refuse."""
+    """Raise Unsupported unless a file has heads that can draft. What cannot be read is llama.cpp's to refuse."""
     header.check_gguf(path)
     heads.check_available()
-    if not hparams.prediction_heads_of(path):
-        raise Unsupported(
-            f"{path} has no prediction heads that can draft", hint="name a draft's file, or ngram, or leave -d out"
-        )
+    if not prediction_heads.count_in(path):
+        raise prediction_heads.none_in(path)
 
 
 def _check_draft_file(path: str) -> None:
@@ -190,7 +190,7 @@ def _check_draft_file(path: str) -> None:
         return
     if found.architecture == "gemma4-assistant":
         raise Unsupported(f"{path} shares the cache of its Gemma 4: not supported", hint="-d ngram, or a small Gemma")
-    if hparams.holds_heads_alone(found):
+    if prediction_heads.are_alone(found):
         raise Unsupported(
             f"{path} holds prediction heads alone", hint="-d heads, with a file of the model that has them inside"
         )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import importlib.util
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from support import clients, tiny
 
+from bench.lib import servers
 from specgguf.control import cost_cache
 from specgguf.native.rpc import library
 
@@ -94,18 +96,29 @@ def tiny_wide(tiny_folder: Path) -> Path:
     return tiny.write_llama(tiny_folder / "wide.gguf", tiny.numbered(151936), shape=tiny.NARROW)
 
 
+# marker -> why its tests are skipped, whether they are, and what to do about it
+NEEDING: dict[str, tuple[str, Callable[[], bool], str]] = {
+    "rpc": ("this llama-cpp-python has no RPC", lambda: not library.has_rpc(), "scripts/rpc_build; then scripts/test"),
+    "llama_server": (
+        "no llama-server is built",
+        lambda: not servers.binary().exists(),
+        "scripts/bench/run peers --build",
+    ),
+    "ray": ("Ray is not installed", lambda: importlib.util.find_spec("ray") is None, "pip install ray"),
+}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that need RPC are skipped where the build has none; `pytest_terminal_summary` says so."""
-    needing = [item for item in items if item.get_closest_marker("rpc")]
-    if needing and not library.has_rpc():
-        for item in needing:
-            item.add_marker(pytest.mark.skip(reason="this llama-cpp-python has no RPC"))
+    """Tests whose needs are not met are skipped; `pytest_terminal_summary` says so."""
+    for marker, (why, is_missing, _) in NEEDING.items():
+        needing = [item for item in items if item.get_closest_marker(marker)]
+        if needing and is_missing():
+            for item in needing:
+                item.add_marker(pytest.mark.skip(reason=why))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    skipped = [r for r in terminalreporter.getreports("skipped") if "no RPC" in str(r.longrepr)]
-    if skipped:
-        terminalreporter.write_line(
-            f"NOT RUN: {len(skipped)} tests that need RPC (scripts/rpc_build; then scripts/test runs them)",
-            yellow=True,
-        )
+    for why, _, what in NEEDING.values():
+        skipped = [r for r in terminalreporter.getreports("skipped") if why in str(r.longrepr)]
+        if skipped:
+            terminalreporter.write_line(f"NOT RUN: {len(skipped)} tests, as {why} ({what})", yellow=True)

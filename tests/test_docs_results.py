@@ -55,7 +55,19 @@ def structured() -> Iterator[str]:
     assert not fuzz["faults"]
 
 
-@pytest.mark.parametrize(("page", "sentences"), [("server", attacks), ("structured-output", structured)])
+def over_ray() -> Iterator[str]:
+    found = result("ray-batch")
+    settings = found["settings"]
+    yield f"{settings['requests']} requests of {settings['tokens']} tokens"
+    for run in found["runs"]:
+        yield f"{run['seconds']:.0f} s"
+        yield f"at {run['tokens_per_second']:.1f}"
+    assert {run["n_rows"] for run in found["runs"]} == {settings["requests"]}
+
+
+@pytest.mark.parametrize(
+    ("page", "sentences"), [("batch", over_ray), ("server", attacks), ("structured-output", structured)]
+)
 def test_figures_are_those_that_were_saved(page: str, sentences: Any) -> None:
     text = " ".join((DOCS / f"{page}.md").read_text(encoding="utf-8").split())
     for sentence in sentences():

@@ -128,6 +128,7 @@ def test_no_folder_is_crowded() -> None:
 
 
 NETWORKED = {
+    "batch.ray_node",
     "models.hub",
     "models.hf_client",
     "native.rpc.wire",

@@ -19,6 +19,7 @@ from support.remotes import NOBODY, kill_child, live_elsewhere
 from support.serve_support import serving
 
 from specgguf import SpeculativeLlama
+from specgguf.batch.answering import ThisMachine
 from specgguf.batch.output import OutputFile
 from specgguf.batch.requests import read_requests
 from specgguf.batch.runner import Batch
@@ -99,7 +100,7 @@ def test_a_batch_has_a_row_for_what_failed_and_goes_on(
     requests = read_requests(source.read_bytes().splitlines(), "in.jsonl")
     dies_after(6)
     with OutputFile(tmp_path / "out.jsonl", requests, "in.jsonl") as output:
-        progress = Batch(llm, ServeConfig(names=("tiny",)), requests, output).run()
+        progress = Batch(ThisMachine(llm, ServeConfig(names=("tiny",))), requests, output).run()
     found = rows(tmp_path / "out.jsonl")
     failed = [row for row in found if "the process that held" in json.dumps(row)]
     assert len({row["custom_id"] for row in found}) == len(found) == 5

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,7 +16,6 @@ import click
 from specgguf.cli import exits, open_pair, parallel
 from specgguf.cli.click_options import GroupedCommand, SectionOption, options
 from specgguf.cli.interrupts import Interrupts
-from specgguf.cli.open_pair import Loaded
 from specgguf.cli.settings import Settings, gather
 from specgguf.cli.terminal import console
 from specgguf.cli.terminal.progress import BAR, human_seconds
@@ -23,10 +24,10 @@ from specgguf.cli.terminal.status import StatusOutput
 from specgguf.errors import ConfigError
 
 if TYPE_CHECKING:
+    from specgguf.batch.answering import Opened
     from specgguf.batch.output import OutputFile
     from specgguf.batch.requests import Request
-    from specgguf.batch.runner import Progress
-    from specgguf.serve.config import ServeConfig
+    from specgguf.batch.runner import Progress, Source
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -54,6 +55,10 @@ def _option(*names: str, **keywords: Any) -> Callable[[F], F]:
 )
 @_option("--retry-failed", is_flag=True, help="Ask again what failed: its rows are taken out first.")
 @_option("--lenient", is_flag=True, help="Ignore fields that are unknown instead of refusing them.")
+@_option(
+    "--ray", is_flag=False, flag_value="auto", metavar="[HOST:PORT]",
+    help="Answer on every node of a Ray cluster; without an address, this machine's.",
+)  # fmt: skip
 @_option("--quiet", "-q", is_flag=True, help="Nothing on stderr but warnings and errors.")
 @options("Models")
 @click.option("--yes", "-y", is_flag=True, cls=SectionOption, section="Models", help="Download without asking.")
@@ -63,6 +68,7 @@ def batch(
     target: str,
     retry_failed: bool,
     lenient: bool,
+    ray: str | None,
     quiet: bool,
     yes: bool,
     **flags: Any,
@@ -72,6 +78,7 @@ def batch(
     \b
       specgguf batch requests.jsonl -o answers.jsonl -p demo
       specgguf batch requests.jsonl -o answers.jsonl -m FILE -d FILE --parallel 8
+      specgguf batch requests.jsonl -o answers.jsonl -p demo --ray
 
     However it ends, the same command goes on where it was. "-" reads the requests from stdin. Sampling flags are what
     requests get that leave it open.
@@ -90,16 +97,13 @@ def batch(
             return exits.FAILED if output.failed else exits.OK
         if n_before:
             status.say(f"{n_before} of {len(requests)} requests have their rows already")
-        loaded = open_pair.open_engine(settings, status, yes=yes, n_parallel_max=PARALLEL_MAX)
-        with contextlib.closing(loaded.engine):
-            config = configure(loaded, settings, lenient=lenient)
-            named = sorted({r.model for r in requests} - {"", *config.names})
-            if named:
-                shown = ", ".join(f"{name!r:.60}" for name in named[:NAMED_MAX]) + (
-                    ", …" if len(named) > NAMED_MAX else ""
-                )
-                status.say(f"requests name the model {shown}: {config.name} answers them")
-            ended = _run(loaded, config, requests, output, status)
+        if ray is None:
+            opened = open_here(settings, status, yes=yes, lenient=lenient)
+            with contextlib.closing(opened.engine):
+                ended = _run(_this_machine(opened), requests, output, status, opened.config.names)
+        else:
+            with contextlib.redirect_stdout(io.StringIO()):  # where Ray tells of each lost process, in a paragraph
+                ended = _run(_cluster(ray, settings, status, yes=yes, lenient=lenient), requests, output, status)
         if not ended:
             done = f"{len(output.done)} of {len(requests)} requests have their rows in {target}"
             status.tell(f"stopped: {done}; the same command goes on")
@@ -132,29 +136,64 @@ def open_output(target: str, requests: list[Request], source: str, *, retry_fail
     return OutputFile(target, requests, "stdin" if source == STDIN else source, retry_failed=retry_failed)
 
 
-def configure(loaded: Loaded, settings: Settings, *, lenient: bool) -> ServeConfig:
-    """How bodies are read: as by a server with these settings, whatever model they name."""
+def open_here(settings: Settings, status: StatusOutput, *, yes: bool, lenient: bool) -> Opened:
+    """The pair, and how bodies are read: as by a server with these settings, whatever model they name."""
+    from specgguf.batch.answering import Opened
     from specgguf.serve.config import ServeConfig
 
-    return ServeConfig(
+    loaded = open_pair.open_engine(settings, status, yes=yes, n_parallel_max=PARALLEL_MAX)
+    config = ServeConfig(
         names=(loaded.model.removesuffix(".gguf"),),
         defaults={name: value for name, value in settings.sampling().items() if value is not None},
         enable_thinking=open_pair.thinking(settings),
         lenient=lenient,
     )
+    return Opened(loaded.engine, config)
+
+
+def open_on_node(settings: Settings, *, yes: bool, lenient: bool) -> Opened:
+    """`open_here` in an actor: references lead to the node's own cache, paths must be there, too; nobody to ask."""
+    return open_here(
+        settings, StatusOutput(console.style_for(sys.stderr, "never"), quiet=True), yes=yes, lenient=lenient
+    )
+
+
+def _this_machine(opened: Opened) -> Source:
+    from specgguf.batch.answering import ThisMachine
+
+    return ThisMachine(opened.engine, opened.config, n_parallel=opened.engine.n_parallel)
+
+
+def _cluster(address: str, settings: Settings, status: StatusOutput, *, yes: bool, lenient: bool) -> Source:
+    """Its nodes get the settings as they are now: their own config.toml and variables are not asked."""
+    from specgguf.batch.over_ray import Cluster
+
+    if settings["trace"]:
+        raise ConfigError("--trace is not for --ray: all nodes would write one file", hint="leave it out")
+    for name in ("model", "draft_model"):  # a folder here is not the nodes' folder
+        if settings[name] and Path(settings[name]).expanduser().exists():
+            settings.put(name, str(Path(settings[name]).expanduser().resolve()), settings.origin(name))
+    opening = partial(open_on_node, settings, yes=yes, lenient=lenient)
+    n_max = settings["n_parallel"] or PARALLEL_MAX
+    return Cluster(address, opening, n_parallel_max=n_max, told=status.say)
 
 
 def _run(
-    loaded: Loaded,
-    config: ServeConfig,
+    source: Source,
     requests: list[Request],
     output: OutputFile,
     status: StatusOutput,
+    names: Sequence[str] = (),
 ) -> bool:
-    """Answer what is left; whether it came to the end."""
+    """Answer what is left; whether it came to the end.
+
+    Args:
+        names: of the model, where it is known yet.
+    """
     from specgguf.batch.runner import Batch
 
-    batch = Batch(loaded.engine, config, requests, output, n_parallel=loaded.engine.n_parallel)
+    _say_other_names(requests, names, status)
+    batch = Batch(source, requests, output)
     started = time.monotonic()
     try:
         with Interrupts(batch.stop):
@@ -169,6 +208,13 @@ def _run(
     return ended.n_done == ended.n_requests
 
 
+def _say_other_names(requests: Sequence[Request], names: Sequence[str], status: StatusOutput) -> None:
+    named = sorted({r.model for r in requests} - {"", *names})
+    if named:
+        shown = ", ".join(f"{name!r:.60}" for name in named[:NAMED_MAX]) + (", …" if len(named) > NAMED_MAX else "")
+        status.say(f"requests name the model {shown}: {names[0] if names else 'the pair'} answers them")
+
+
 def line(progress: Progress, seconds: float) -> str:
     """The line that shows how far it is."""
     share = progress.n_done / progress.n_requests
@@ -177,7 +223,8 @@ def line(progress: Progress, seconds: float) -> str:
     left = f"  {human_seconds(seconds / n_here * n_left)} left" if n_here and n_left else ""
     speed = f"  {progress.n_tokens / seconds:.1f} tokens/s" if progress.n_tokens and seconds else ""
     failed = f"  {progress.n_failed} failed" if progress.n_failed else ""
-    return f"{bar} {progress.n_done} of {progress.n_requests}{failed}{speed}{left}"
+    where = f"  {progress.where}" if progress.where else ""
+    return f"{bar} {progress.n_done} of {progress.n_requests}{failed}{where}{speed}{left}"
 
 
 def summary(target: str, requests: list[Request], output: OutputFile) -> str:

@@ -21,9 +21,10 @@ from specgguf.cli.interrupts import Interrupts
 from specgguf.cli.open_pair import Loaded
 from specgguf.cli.options import BY_NAME
 from specgguf.cli.settings import Settings, gather
-from specgguf.cli.terminal import bench_view, console
+from specgguf.cli.terminal import console
 from specgguf.cli.terminal.progress import bar, human_seconds
 from specgguf.cli.terminal.status import StatusOutput
+from specgguf.cli.terminal.views import bench_view
 
 from specgguf.config import SamplingParams, did_you_mean
 from specgguf.errors import Cancelled, ConfigError
@@ -125,6 +126,7 @@ def bench(
     with contextlib.closing(loaded.engine):
         if not loaded.draft_model:
             raise ConfigError("there is nothing to compare: no draft", hint="-d REF names a draft; -d ngram needs none")
+        settings.put("draft_max", longest_draft(loaded, settings["draft_max"]), "bench")
         work = plan(chosen, params, settings, repeats=repeats, quick=quick)
         head = describe(loaded, settings, work, status) if save else {}
         samples: list[Sample] = []
@@ -141,6 +143,18 @@ def bench(
     if save:
         status.say(f"saved: {save}")
     return exits.OK if whole else exits.INTERRUPTED
+
+
+def longest_draft(loaded: Loaded, draft_max: int) -> int:
+    """The most tokens that can be drafted: of several prediction heads, each drafts one."""
+    from specgguf.presets import HEADS
+
+    from specgguf.models.nextn import prediction_heads
+
+    if loaded.draft_model != HEADS or loaded.pair is None:
+        return draft_max
+    n_heads = prediction_heads.count_in(loaded.pair.model)
+    return min(draft_max, n_heads) if n_heads > 1 else draft_max
 
 
 def choose_prompts(path: Path | None, kinds: Sequence[str]) -> list[Prompt]:
@@ -260,6 +274,10 @@ def describe(loaded: Loaded, settings: Settings, work: Work, status: StatusOutpu
 def write(path: Path, head: dict[str, Any], samples: Sequence[Sample], *, whole: bool) -> None:
     """Save what was measured, with what it says."""
     from specgguf.bench import recommend, results
+    from specgguf.bench.break_even import break_even
 
-    summary = [asdict(report) for report in recommend.report(samples)]
-    results.save(path, {**head, "complete": whole, "memory": results.memory(), "summary": summary}, samples)
+    said = {
+        "summary": [asdict(report) for report in recommend.report(samples)],
+        "break_even": [asdict(one) for one in break_even(samples)],
+    }
+    results.save(path, {**head, "complete": whole, "memory": results.memory(), **said}, samples)

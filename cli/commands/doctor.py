@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import platform
 import sys
@@ -57,8 +58,10 @@ def doctor(speed: bool, as_json: bool, **flags: Any) -> int:
     status = StatusOutput(console.style_for(sys.stderr))
     machine = this_machine()
     workers, unreachable = _workers(settings)
+    heads, on_heads = _heads(settings)
     report: dict[str, Any] = {"versions": _versions(), "machine": _machine(machine) | workers}
-    findings = _machine_findings(machine, settings) + unreachable
+    report["prediction_heads"] = heads
+    findings = _machine_findings(machine, settings) + unreachable + on_heads
     if busy := others_keep_busy():
         findings.append(Finding(f"{busy}: what is measured now is less than this machine can do"))
     if speed:
@@ -123,6 +126,29 @@ def _about_worker(report: WorkerReport) -> str:
     return f"{memory}; a round trip takes {report.round_trip_s * 1e3:.2f} ms"
 
 
+def _heads(settings: Settings) -> tuple[dict[str, Any], list[Finding]]:
+    """Whether this llama-cpp-python can run prediction heads, and how many the model has that is here, if one is."""
+    from specgguf.presets import HEADS
+
+    from specgguf.fit.pair_choice import choose_pair, heads_missing, here
+    from specgguf.models.nextn import prediction_heads
+    from specgguf.native.compat import REQUIREMENT
+
+    missing, target, n = heads_missing(), None, None
+    with contextlib.suppress(SpecggufError):
+        target = here(choose_pair(settings["model"], None, settings["preset"], offline=True).model)
+        n = prediction_heads.count_in(target)
+    about = {"missing": missing, "target": target.name if target else None, "n": n}
+    if not n or target is None:
+        return about, []
+    has = f"{target.name} has {n} prediction head{'s' if n > 1 else ''}"
+    if missing:
+        return about, [Finding(f"{has}, and {missing}", REQUIREMENT)]
+    if settings["draft_model"] in (None, HEADS):
+        return about, []
+    return about, [Finding(f"{has}, which would draft for it", f"specgguf bench -m {target} -d heads")]
+
+
 def _machine_findings(machine: Machine, settings: Settings) -> list[Finding]:
     from specgguf.fit.hardware import unused_gpu
 
@@ -151,9 +177,7 @@ def _pair(settings: Settings, machine: Machine) -> tuple[dict[str, Any], list[Fi
     from specgguf.loading import open_pair
 
     target, draft, keywords = _files(settings)
-    pair = open_pair(
-        str(target), str(draft) if draft else None, DraftConfig("off", max(BATCH_SIZES) - 1), keywords=keywords
-    )
+    pair = open_pair(str(target), draft, DraftConfig("off", max(BATCH_SIZES) - 1), keywords=keywords)
     try:
         engine = pair.engine
         costs = calibrate(engine.target, engine.draft_model, max(BATCH_SIZES) - 1)
@@ -162,59 +186,74 @@ def _pair(settings: Settings, machine: Machine) -> tuple[dict[str, Any], list[Fi
             rollback["draft"] = engine.draft_model.rollback.name
         about = _about(target, draft, costs, rollback) | {"placement": pair.placement}
         found = [Finding(w.removeprefix(LOUD), is_fault=w.startswith(LOUD)) for w in pair.warnings]
-        return about, found + _pair_findings(costs, target if draft else None)
+        return about, found + (_pair_findings(costs, target, draft) if draft else [])
     finally:
         pair.close()
 
 
-def _files(settings: Settings) -> tuple[Path, Path | None, dict[str, Any]]:
-    """The pair's files, of those that are here, and the keywords it is loaded with.
+def _files(settings: Settings) -> tuple[Path, str | None, dict[str, Any]]:
+    """The target's file and what drafts with weights (a file, or "heads"), of what is here, and the keywords that they
+    are loaded with.
 
     Raises:
         SpecggufError: nothing is here.
     """
+    from specgguf.presets import NGRAM
+
     from specgguf.config import DraftConfig
     from specgguf.fit.pair_choice import choose_pair, here
 
     given = {k: settings[k] for p in ("", "draft_") for k in (p + n for n in HARDWARE[1:]) if settings[k] is not None}
     keywords: dict[str, Any] = {"n_ctx": 512, "n_gpu_layers": None, **given}
-    choice = choose_pair(settings["model"], settings["draft_model"], settings["preset"], offline=True)
+    heads = not settings["rpc_servers"]
+    choice = choose_pair(settings["model"], settings["draft_model"], settings["preset"], heads=heads, offline=True)
     files = choice.files(here)
     if choice.preset is not None and choice.model == choice.preset.model:
         names = [field.name for field in fields(DraftConfig)]
         drafting = {*names, *(f"draft_{name}" for name in names)}  # not the models'
         keywords = {**{k: v for k, v in choice.preset.keywords.items() if k not in drafting}, **keywords}
-    return files.model, files.draft_model if isinstance(files.draft_model, Path) else None, keywords
+    draft = files.draft_model
+    return files.model, None if draft in (None, NGRAM) else str(draft), keywords
 
 
-def _about(target: Path, draft: Path | None, costs: Costs, rollback: dict[str, str]) -> dict[str, Any]:
+def _about(target: Path, draft: str | None, costs: Costs, rollback: dict[str, str]) -> dict[str, Any]:
+    from specgguf.presets import HEADS
+
     from specgguf.fit import predict
+    from specgguf.models.nextn import prediction_heads
 
     about: dict[str, Any] = {
         "target": target.name,
-        "draft": draft.name if draft else None,
+        "draft": Path(draft).name if draft else None,
         "rollback": rollback,
         "verify_s": {n: costs.verify_s(n) for n in BATCH_SIZES},
         "draft_s": costs.draft_s if draft else None,
         "break_even": None,
     }
     if draft and costs.known:
-        about["break_even"] = predict.break_even(predict.from_measured(about["verify_s"], costs.draft_s))
+        n_heads = prediction_heads.count_in(target) if draft == HEADS else 1
+        limit = n_heads if n_heads > 1 else predict.LENGTHS[-1]  # each of several drafts one token
+        about["break_even"] = predict.break_even(predict.from_measured(about["verify_s"], costs.draft_s, limit))
     return about
 
 
-def _pair_findings(costs: Costs, target: Path | None) -> list[Finding]:
-    if target is None or not costs.draft_s:
+def _pair_findings(costs: Costs, target: Path, draft: str) -> list[Finding]:
+    from specgguf.presets import HEADS
+
+    if not costs.draft_s:
         return []
     ratio = costs.verify_s(1) / costs.draft_s
     if ratio >= LEAST_RATIO:
         return []
     text = f"a draft token is only {ratio:.1f} times faster than a target token (3 and more pays)"
-    return [Finding(text, f"specgguf models pair {target}")]
+    return [
+        Finding(text, f"specgguf bench -m {target} -d heads" if draft == HEADS else f"specgguf models pair {target}")
+    ]
 
 
 def _show(report: dict[str, Any]) -> None:
-    tables.show([*report["versions"].items(), *report["machine"].items()])
+    heads = ("prediction heads", _on_heads(report["prediction_heads"]))
+    tables.show([*report["versions"].items(), heads, *report["machine"].items()])
     pair = report.get("pair")
     if pair:
         click.echo()
@@ -228,6 +267,13 @@ def _show(report: dict[str, Any]) -> None:
             click.echo(f"    {finding['line']}")
     if not any(finding["is_fault"] for finding in report["warnings"]):
         click.echo("nothing to change")
+
+
+def _on_heads(heads: dict[str, Any]) -> str:
+    runs = heads["missing"] or "can be run"
+    if not heads["target"]:
+        return runs
+    return f"{runs}; {heads['target']} has {heads['n'] or 'none'}{' (-d heads)' if heads['n'] else ''}"
 
 
 def _outlook(break_even: float | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from specgguf.cli.click_options import GroupedCommand, SectionOption, options
 from specgguf.cli.settings import Settings, gather
-from specgguf.cli.terminal import tables
+from specgguf.cli.terminal.views import fit_view
 
 from specgguf.errors import SpecggufError
 
 if TYPE_CHECKING:
-    from specgguf.fit.footprint import Footprint, LoadParams, MemoryEstimate
+    from specgguf.fit.footprint import Footprint, LoadParams
     from specgguf.fit.hardware import Machine
     from specgguf.fit.pair_choice import PairChoice
     from specgguf.fit.predict import PairCosts
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-MB = 10**6  # the unit of files and of every other figure that is shown
 MACHINE = "Machine"
 NO_FIT = 1  # exit code: the question was answered, with no
 
@@ -73,16 +72,16 @@ def fit(
     sizes = _measured(plan, paths) if exact else plan.footprint
     fits = sizes.fits and all(share.fits for share in lent)
     if as_json:
-        about = _as_json(plan, sizes) | {"fits": fits, "workers": [share.as_json() for share in lent]}
+        about = fit_view.as_json(plan, sizes) | {"fits": fits, "workers": [share.as_json() for share in lent]}
         click.echo(json.dumps(about, ensure_ascii=False, indent=1))
         return 0 if fits else NO_FIT
     if why:
         click.echo(why, err=True)
-    _show_workers(lent)
-    _show(plan, sizes)
+    fit_view.show_workers(lent)
+    fit_view.show(plan, sizes)
     if predict:
         click.echo()
-        show_prediction(_costs(plan), measured=False)
+        fit_view.show_prediction(_costs(plan), measured=False)
     return 0 if fits else NO_FIT
 
 
@@ -92,31 +91,51 @@ def _plan(settings: Settings, machine: Machine) -> tuple[Plan, tuple[Path | None
     from specgguf.fit.footprint import LoadParams
     from specgguf.fit.pair_choice import choose_pair
     from specgguf.models import remote_header
+    from specgguf.models.nextn import prediction_heads
 
     offline = settings["offline"] or None
     choice = choose_pair(
         settings["model"],
         settings["draft_model"],
         settings["preset"],
+        heads=not settings["rpc_servers"],
         offline=bool(settings["offline"]),
         machine=machine,
     )
     target = remote_header.read(choice.model, offline=offline)
-    draft = _draft(choice, target.path, offline)
     if choice.preset is not None and choice.model == choice.preset.model:
-        plan = planning.plan_of(choice.preset, machine, offline=offline)
-        loads = (plan.target, (plan.draft or LoadParams(draft.hparams)) if draft else None)
+        loads = planning.loads_of(choice.preset, offline=offline)
     else:
-        loads = (LoadParams(target.hparams), LoadParams(draft.hparams) if draft else None)
-    plan = planning.Plan(
-        machine, _load(loads[0], settings, ""), _load(loads[1], settings, "draft_") if loads[1] else None
-    )
+        loads = (LoadParams(target.hparams), None)
+    load = _load(loads[0], settings, "")
+    if _uses_heads(choice, target):
+        if settings["rpc_servers"]:
+            raise prediction_heads.not_on_workers()
+        return planning.Plan(machine, load, load.of_heads), (target.path, None), choice.why
+    draft = _draft(choice, target.path, offline)
+    draft_load = (loads[1] or LoadParams(draft.hparams)) if draft else None
+    plan = planning.Plan(machine, load, _load(draft_load, settings, "draft_") if draft_load else None)
     return plan, (target.path, draft.path if draft else None), choice.why
 
 
+def _uses_heads(choice: PairChoice, target: RemoteHeader) -> bool:
+    """Whether the target's own heads draft: named, or because nothing is. Raises Unsupported where it has none."""
+    from specgguf.presets import HEADS
+
+    from specgguf.fit.pair_choice import heads_missing
+    from specgguf.models.nextn import prediction_heads
+
+    has_heads = target.hparams.heads is not None
+    if choice.draft_model == HEADS and not has_heads:
+        raise prediction_heads.none_in(choice.model)
+    unnamed = choice.seeks_draft and choice.takes_heads
+    return has_heads and (choice.draft_model == HEADS or (unnamed and not heads_missing()))
+
+
 def _draft(choice: PairChoice, target: Path | None, offline: bool | None) -> RemoteHeader | None:
+    from specgguf.presets import NO_FILE
+
     from specgguf.fit import draft_candidates
-    from specgguf.fit.pair_choice import NO_FILE
     from specgguf.models import remote_header
 
     if choice.seeks_draft:
@@ -154,7 +173,7 @@ def _lent(plan: Plan, settings: Settings) -> tuple[Plan, list[WorkerShare]]:
 
 def _measured(plan: Plan, paths: tuple[Path | None, Path | None]) -> Footprint:
     """The footprint with llama.cpp's own figures for what is on disk."""
-    from specgguf.fit.footprint import measured
+    from specgguf.fit.dry_load import measured
 
     if not plan.machine.is_here or paths[0] is None:
         raise SpecggufError("--exact needs the files and this machine", hint="leave it out for the formula")
@@ -165,128 +184,9 @@ def _measured(plan: Plan, paths: tuple[Path | None, Path | None]) -> Footprint:
     return replace(sizes, target=target, draft=draft)
 
 
-# --- showing ------------------------------------------------------------------------------------------------
-
-
-def _show(plan: Plan, sizes: Footprint) -> None:
-    from specgguf.fit import search as planning
-
-    for label, load in (("target", plan.target), ("draft", plan.draft)):
-        if load:
-            click.echo(f"{label:<7} {load.hparams.name}  ({planning.describe(load.hparams)})  {_how(load, plan)}")
-            if load.hparams.n_vocab_source:
-                click.echo(f"        {planning.describe_slimmed(load.hparams)}")
-    click.echo()
-    has_gpu = bool(plan.machine.gpus)
-    header = ("MB", "device", "host") if has_gpu else ("MB", "host")
-    rows = [[label, *columns] if has_gpu else [label, columns[1]] for label, *columns in _rows(sizes)]
-    tables.show(rows, header, right=(1, 2))
-    pages = sizes.target.host_pages + sizes.draft.host_pages
-    if pages:
-        click.echo(f"and {_mb(pages)} MB of file pages, which are dropped when memory runs short")
-    click.echo()
-    if not plan.target.hparams.is_sure:
-        click.echo("the formula does not know this architecture's memory: --exact asks llama.cpp", err=True)
-    if not sizes.fits:
-        change = planning.cheapest_change(plan)
-        click.echo(f"does not fit. Cheapest change: {change.text}" if change else "does not fit")
-        if change:
-            click.echo(f"  {change.flags}")
-        return
-    largest = planning.largest_n_ctx(plan)
-    own = " (the model's own limit)" if largest >= plan.target.hparams.n_ctx_train else ""
-    click.echo(f"fits; so does a context of up to {largest} tokens{own}")
-
-
-def _show_workers(lent: list[WorkerShare]) -> None:
-    if not lent:
-        return
-    header = ("worker", "layers", "MB", "free", "round trip")
-    rows = []
-    for share in lent:
-        trip = f"{share.report.round_trip_s * 1e3:.2f} ms"
-        word = str(share.report.endpoint) + ("" if share.fits else "  does not fit")
-        rows.append((word, str(share.n_layer), _mb(share.bytes), _mb(share.report.free_bytes), trip))
-    tables.show(rows, header, right=(1, 2, 3, 4))
-    click.echo("here:")
-
-
-def _how(load: LoadParams, plan: Plan) -> str:
-    where = "on the CPU"
-    if plan.machine.gpus:
-        n, whole = load.n_offloaded, load.hparams.n_layer + 1
-        where = "all layers on the device" if n == whole else f"{n} of {whole} layers on the device"
-    flash = "" if load.flash_attn else ", no flash attention"
-    return f"context {load.n_ctx}, KV {load.type_k}/{load.type_v}{flash}, {where}"
-
-
-def _rows(sizes: Footprint) -> list[tuple[str, str, str]]:
-    rows: list[tuple[str, int, int]] = []
-    for label, estimate in (("target", sizes.target), ("draft", sizes.draft)):
-        if estimate.device or estimate.host:
-            rows.append((f"{label} weights", estimate.weights, estimate.host_weights))
-            rows.append((f"{label} KV cache", estimate.kv, estimate.host_kv))
-            rows.append((f"{label} compute", estimate.compute, estimate.host_compute))
-            rows.append((f"{label} vocabulary", 0, estimate.host_vocab))
-    rows.append(("overhead", sizes.overhead if sizes.device else 0, sizes.host_overhead))
-    rows.append(("in all", sizes.device, sizes.host))
-    rows.append(("free", sizes.device_free, sizes.machine.cpu.free_bytes))
-    rows.append(("left", sizes.device_free - sizes.device, sizes.machine.cpu.free_bytes - sizes.host))
-    return [(label, _mb(device), _mb(host)) for label, device, host in rows]
-
-
-def _mb(n: int) -> str:
-    return f"{n / MB:,.0f}" if n else "-"
-
-
-def _as_json(plan: Plan, sizes: Footprint) -> dict[str, Any]:
-    from specgguf.fit import search as planning
-
-    def estimate(n: MemoryEstimate) -> Mapping[str, int]:
-        return {name: getattr(n, name) for name in ("weights", "kv", "compute", *_HOST)}
-
-    change = planning.cheapest_change(plan)
-    return {
-        "fits": sizes.fits,
-        "n_ctx": plan.target.n_ctx,
-        "n_ctx_max": planning.largest_n_ctx(plan),
-        "target": {"name": plan.target.hparams.name, **estimate(sizes.target)},
-        "draft": {"name": plan.draft.hparams.name, **estimate(sizes.draft)} if plan.draft else None,
-        "device_bytes": sizes.device,
-        "device_free_bytes": sizes.device_free,
-        "host_bytes": sizes.host,
-        "host_free_bytes": sizes.machine.cpu.free_bytes,
-        "change": {"text": change.text, "flags": change.flags} if change else None,
-    }
-
-
-_HOST = ("host_weights", "host_kv", "host_compute", "host_vocab")
-
-
 def _costs(plan: Plan) -> PairCosts:
     from specgguf.fit.predict import from_bytes
 
     if plan.draft is None:
         raise SpecggufError("a prediction needs a draft", hint="-d REF names one")
     return from_bytes(plan.target.hparams, plan.draft.hparams, plan.machine.devices[0])
-
-
-def show_prediction(costs: PairCosts, *, measured: bool) -> None:
-    """The table of speed-ups, labelled with where its costs come from."""
-    from specgguf.fit import predict
-
-    source = "costs measured here" if measured else "bytes and bandwidth; a prediction, nothing was run"
-    click.echo(f"speed-up over plain decoding, from {source}")
-    header = ("accepted", *(f"K={n}" for n in predict.LENGTHS), "best")
-    rows = []
-    for a in predict.ACCEPTANCES:
-        n, gain = predict.best(costs, a)
-        word = f"K={n}: {gain:.2f}x" if n else "rest"
-        rows.append((f"{a:.0%}", *(f"{predict.speed_up(costs, a, k):.2f}" for k in predict.LENGTHS), word))
-    tables.show(rows, header, right=tuple(range(1, len(predict.LENGTHS) + 1)))
-    limit = predict.break_even(costs)
-    click.echo(
-        "drafting cannot pay with this pair on this device"
-        if limit is None
-        else f"drafting pays when more than {limit:.0%} of the drafted tokens are accepted"
-    )

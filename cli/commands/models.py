@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from specgguf.models.inventory import Found
 
 
+HEADS = "heads"  # the mark
+
+
 def _complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
     from specgguf.models import inventory
 
@@ -47,18 +50,21 @@ def models() -> None:
 @models.command("list")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 def list_(as_json: bool) -> None:
-    """All models on this machine, whoever brought them. -m takes the names."""
+    """All models on this machine, whoever brought them, and which have prediction heads. -m takes the names."""
     from specgguf.models import inventory
+    from specgguf.models.nextn import prediction_heads
 
-    found = inventory.models()
+    found = [(m, prediction_heads.count_in(m.path)) for m in inventory.models()]
     if as_json:
-        for m in found:
+        for m, n in found:
             about = {"name": m.name, "bytes": m.bytes, "source": m.source, "path": str(m.path), "sha256": m.sha256}
-            click.echo(json.dumps(about, ensure_ascii=False))
+            click.echo(json.dumps(about | {"prediction_heads": n}, ensure_ascii=False))
         return
     if not found:
         click.echo("no model is here yet; specgguf models pull demo brings the first pair", err=True)
-    tables.show([(m.name, human_bytes(m.bytes), m.source) for m in found], right=(1,))
+    tables.show([(m.name, human_bytes(m.bytes), m.source, HEADS if n else "") for m, n in found], right=(1,))
+    if any(n for _, n in found):
+        click.echo(f"{HEADS}: has prediction heads, which draft for it (-d heads)", err=True)
 
 
 @models.command(short_help="Download models, or a preset's pair.")

@@ -118,7 +118,9 @@ def show(name: str, as_json: bool) -> None:
         click.echo(json.dumps(about, ensure_ascii=False, indent=1))
         return
     tables.show([("name", preset.name), ("", preset.summary), ("for", _machine(preset)), *_about(preset)])
-    for label, model in zip(("target", "draft"), preset.files, strict=False):
+    for label, model in (("target", preset.model), ("draft", preset.draft_model)):
+        if model is None:
+            continue
         click.echo()
         tables.show(_model_rows(label, model))
 
@@ -206,7 +208,7 @@ def _to_save(given: Mapping[str, Any], summary: str) -> dict[str, Any]:
         return str(path.resolve()) if path.exists() else text
 
     values: dict[str, Any] = {"summary": summary or "saved by the user", "model": reference(given["model"])}
-    if given.get("draft_model") not in (None, "none", "ngram", "heads"):
+    if given.get("draft_model") not in (None, "none"):
         values["draft_model"] = reference(given["draft_model"])
     known = {f.name for f in fields(Preset)} - {"name", "model", "draft_model", "sampling"}
     values |= {k: v for k, v in given.items() if k in known}

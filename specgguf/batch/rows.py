@@ -46,6 +46,12 @@ def status_of(row: Json) -> int:
     return int(row["response"]["status_code"]) if row["response"] else 400
 
 
+def n_tokens(row: Json) -> int:
+    """Tokens that its answer took, as far as it tells."""
+    usage = row["response"]["body"].get("usage") if row["response"] else None
+    return int((usage or {}).get("completion_tokens", (usage or {}).get("output_tokens", 0)))
+
+
 def message_of(row: Json) -> str:
     """What went wrong, in a line; "" where nothing did."""
     if status_of(row) == 200:

@@ -1,7 +1,8 @@
 """Costs measured once per pair, device and thread setting, and kept in the user's cache folder.
 
 A calibration takes a second or two at every load; what an earlier run measured is as good a start, since every
-round corrects it. A file that cannot be read or written is no reason to fail. It decides nothing.
+round corrects it. What workers compute is measured at every load: the network in between is no part of the name, and
+changes. A file that cannot be read or written is no reason to fail. It decides nothing.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ def costs_for(
 ) -> Costs:
     """The costs of a pair whose contexts these are sequences of: from an earlier run, or measured now and kept."""
     path = _file(target, draft, draft_max)
-    saved = _read(path)
+    saved = _read(path) if path is not None else None
     pads, n_sequences = target.rolls_back_freely, len(target.context.sequences)
     largest = largest_batch(draft_max, pads=pads, n_sequences=n_sequences)
     costs = Costs.from_json(largest, saved, pads=pads) if saved is not None else None
     if costs is None or not _still_true(costs, target, clock):
         costs = calibrate(target, draft, draft_max, clock, n_sequences=n_sequences)
-        if costs.known:
+        if costs.known and path is not None:
             _write(path, costs.to_json())
     return costs
 
@@ -56,9 +57,12 @@ def folder() -> Path:
     return Path(platformdirs.user_cache_dir("specgguf")) / "costs"
 
 
-def _file(target: Sequence, draft: Sequence | None, draft_max: int) -> Path:
-    """A name that changes with anything that changes the costs."""
-    sides = [_side(model) for model in (target, draft) if model is not None]
+def _file(target: Sequence, draft: Sequence | None, draft_max: int) -> Path | None:
+    """A name that changes with anything that changes the costs; None where workers take part."""
+    models = [model for model in (target, draft) if model is not None]
+    if any(model.weights.keywords.get("rpc_servers") for model in models):
+        return None
+    sides = [_side(model) for model in models]
     key = json.dumps([sides, draft_max, compat.version(), os.cpu_count()], sort_keys=True, default=str)
     name = hashlib.sha256(key.encode()).hexdigest()[:24]
     return folder() / f"{name}.json"

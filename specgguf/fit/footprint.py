@@ -1,22 +1,16 @@
 """The memory that a pair needs, before anything is loaded.
 
-A formula over a model's `HParams` gives weights, KV caches and compute buffers, on the device and on the host;
-`measured` asks llama.cpp itself, by a load without weights in a child process. Speaks of bytes and layers; what
-to change when it does not fit is `fit`'s business.
+A formula over a model's `HParams` gives weights, KV caches and compute buffers, on the device and on the host; what
+llama.cpp itself says, `dry_load` asks. Speaks of bytes and layers; what to change when it does not fit is `search`'s
+business.
 """
 
 from __future__ import annotations
 
-import json
 import platform
-import subprocess
-import sys
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
-from specgguf.config import DRAFT_MAX_LIMIT, KV_TYPES
-from specgguf.errors import BackendError
+from specgguf.config import DRAFT_MAX_LIMIT
 from specgguf.models.hparams import HParams
 
 from .hardware import MIB, Machine
@@ -33,6 +27,7 @@ REPACKED = {"x86_64": (2, 12, 20, 39), "AMD64": (2, 12, 20, 39)}
 REPACKED_ARM = (2, 8, 12, 13, 14, 20, 39)
 N_CTX_STEP = 256  # llama.cpp rounds contexts up to a multiple of this
 VOCAB_BYTES = 330  # per id, measured on vocabularies of 33,000 to 152,000 ids: its text, its place, its merge
+STATES_STEP = 256  # hidden states that are allocated at first
 OWN_CONTEXT = 256  # cells of the minimal context that `llama_cpp.Llama` keeps beside ours
 
 
@@ -53,6 +48,11 @@ class LoadParams:
     n_outputs: int = DRAFT_MAX_LIMIT + 1
 
     @property
+    def of_heads(self) -> LoadParams | None:
+        """Of the model's prediction heads, which are loaded as it is; None where it has none."""
+        return replace(self, hparams=self.hparams.heads) if self.hparams.heads is not None else None
+
+    @property
     def n_offloaded(self) -> int:
         """Layers on the device, the output counted as one more."""
         return self.hparams.n_layer + 1 if self.n_gpu_layers < 0 else min(self.n_gpu_layers, self.hparams.n_layer + 1)
@@ -63,7 +63,8 @@ class MemoryEstimate:
     """Bytes of one model on the device and on the host.
 
     `host_pages` are pages of the file that stay in memory after loading although nothing needs them (a CPU works
-    on an interleaved copy, counted in host_weights): resident, and dropped when memory runs short.
+    on an interleaved copy, counted in host_weights): resident, and dropped when memory runs short. `host_states` are
+    the hidden states that prediction heads read beside tokens.
     """
 
     weights: int = 0
@@ -74,6 +75,7 @@ class MemoryEstimate:
     host_compute: int = 0
     host_vocab: int = 0
     host_pages: int = 0
+    host_states: int = 0
 
     @property
     def device(self) -> int:
@@ -81,7 +83,8 @@ class MemoryEstimate:
 
     @property
     def host(self) -> int:
-        return self.host_weights + self.host_kv + self.host_compute + self.host_vocab
+        own = self.host_weights + self.host_kv + self.host_compute
+        return own + self.host_vocab + self.host_states
 
 
 @dataclass(frozen=True)
@@ -128,6 +131,8 @@ def footprint(target: LoadParams, draft: LoadParams | None, machine: Machine) ->
 
 def estimate(load: LoadParams, kind: str, n_devices: int = 1) -> MemoryEstimate:
     """Bytes of one model on a machine of this kind ("gpu", "apple", "cpu")."""
+    if load.hparams.are_heads:
+        return _estimate_heads(load, kind, n_devices)
     hparams, n_up = load.hparams, load.n_offloaded if kind != "cpu" else 0
     first = max(hparams.n_layer + 1 - n_up, 0)  # llama.cpp offloads the last layers, the output first of all
     kv = kv_bytes_by_layer(load)
@@ -156,6 +161,30 @@ def estimate(load: LoadParams, kind: str, n_devices: int = 1) -> MemoryEstimate:
         host_kv=sum(kv[:first]),
         host_compute=compute if first else inputs,
         host_vocab=vocab_bytes(hparams),
+    )
+
+
+def _estimate_heads(load: LoadParams, kind: str, n_devices: int) -> MemoryEstimate:
+    """Of prediction heads: their layers, which are offloaded first but for the output, and for each head a context that
+    keeps caches of all of them."""
+    hparams, n = load.hparams, load.hparams.n_layer
+    n_up = 0 if kind == "cpu" else n if load.n_gpu_layers < 0 else min(max(load.n_gpu_layers - 1, 0), n)
+    up = slice(n - n_up, n)
+    kv, weights = kv_bytes_by_layer(load), hparams.layer_bytes
+    compute = n * _head_graph_bytes(load)
+    rows = STATES_STEP  # of the text: they grow by doubling
+    while rows < load.n_ctx:
+        rows *= 2
+    rows += (n + 1) * load.n_ubatch  # of a batch in each context
+    return MemoryEstimate(
+        weights=(n_weights := sum(weights[up])),
+        kv=(n_kv := n * sum(kv[up])),
+        compute=compute * n_devices if n_up else 0,
+        host_weights=sum(weights) + hparams.embd_bytes - n_weights,
+        host_kv=n * sum(kv) - n_kv,
+        host_compute=0 if n_up else compute,
+        host_pages=0 if n_up else repacked_bytes(hparams),
+        host_states=4 * hparams.n_embd * rows,
     )
 
 
@@ -216,68 +245,10 @@ def graph_bytes(load: LoadParams) -> int:
     return max(4 * u * max(feed_forward, attention) + masks, logits)
 
 
-# --- what llama.cpp itself says -----------------------------------------------------------------------------
-
-_CHILD = "import sys; from specgguf.fit.footprint import answer_dry_load; answer_dry_load(sys.argv[1])"
-
-
-def measured(load: LoadParams, path: Path, kind: str = "cpu", *, timeout_s: float = 120.0) -> MemoryEstimate:
-    """As `need`, but KV caches and compute buffers are what llama.cpp plans for `path` (which may be a head
-    extended by a hole): a load without weights, in a child process, because a build that cannot do it aborts.
-
-    Raises:
-        BackendError: llama.cpp could not plan this model.
-    """
-    request = json.dumps({"path": str(path), "settings": dry_settings(load, kind)})
-    command = [sys.executable, "-P", "-c", _CHILD, request]
-    child = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
-    try:
-        answer = json.loads(child.stdout.splitlines()[-1])
-    except (ValueError, IndexError):
-        raise BackendError(f"llama.cpp cannot plan {path.name} without loading it") from None
-    if "error" in answer:
-        raise BackendError(answer["error"])
-    return _with_measured(estimate(load, kind), answer, kind, load.hparams)
-
-
-def dry_settings(load: LoadParams, kind: str) -> dict[str, int]:
-    """A load's settings as `ggml.dry_load` takes them."""
-    return {
-        "n_gpu_layers": 0 if kind == "cpu" else load.n_offloaded,
-        "n_ctx": load.n_ctx,
-        "n_batch": load.n_ubatch,
-        "n_ubatch": load.n_ubatch,
-        "n_outputs_max": load.n_outputs,
-        "type_k": KV_TYPES[load.type_k],
-        "type_v": KV_TYPES[load.type_v],
-        "flash_attn_type": int(load.flash_attn),
-    }
-
-
-def _with_measured(by_formula: MemoryEstimate, answer: dict[str, Any], kind: str, hparams: HParams) -> MemoryEstimate:
-    host = sum(n for device, n in answer["compute"].items() if device.upper().startswith("CPU"))
-    device = sum(answer["compute"].values()) - host
-    device += minimal_context_bytes(hparams)
-    kv = answer["kv_bytes"] + answer["state_bytes"]
-    if kind == "cpu":
-        return replace(by_formula, host_compute=host + device, host_kv=kv)
-    share = by_formula.kv / max(1, by_formula.kv + by_formula.host_kv)
-    return replace(
-        by_formula,
-        compute=device,
-        host_compute=host,
-        kv=round(kv * share),
-        host_kv=round(kv * (1 - share)),
-    )
-
-
-def answer_dry_load(request: str) -> None:
-    """The child's part of `measured`: one line of JSON on stdout."""
-    from specgguf.native import devices
-
-    asked = json.loads(request)
-    try:
-        answer: dict[str, Any] = devices.dry_load(asked["path"], asked["settings"])._asdict()
-    except BackendError as error:
-        answer = {"error": str(error)}
-    sys.stdout.write(json.dumps(answer) + "\n")
+def _head_graph_bytes(load: LoadParams) -> int:
+    """The same of one head: a single layer, whose mask is no longer needed where the feed-forward block begins."""
+    d, u = load.hparams, load.n_ubatch
+    masks = 2 * u * rounded(load.n_ctx) if load.flash_attn else (4 * u + 4 * u * d.n_head) * rounded(load.n_ctx)
+    attention = 4 * u * (2 * d.q_width + 3 * d.n_embd + 2 * max(d.k_width)) + masks
+    logits = 4 * load.n_outputs * (d.n_vocab + 2 * d.n_embd)
+    return max(attention, 4 * u * (3 * d.n_ff + 2 * d.n_embd), logits)

@@ -7,7 +7,7 @@ prediction is labelled one wherever it is shown; `bench` measures.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specgguf.models.hparams import HParams
 
@@ -21,10 +21,16 @@ LAUNCH_S = 60e-6  # per layer and pass on a GPU, whatever the size
 
 @dataclass(frozen=True)
 class PairCosts:
-    """Seconds of a plain token, of a draft token, and of a target pass over n tokens."""
+    """Seconds of a plain token, of a draft token, and of a target pass over n tokens; and the longest draft."""
 
     draft_s: float
     verify_s: Callable[[int], float]
+    draft_max: int = LENGTHS[-1]
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The draft lengths that are compared."""
+        return tuple(n for n in LENGTHS if n <= self.draft_max)
 
     @property
     def plain_s(self) -> float:
@@ -44,7 +50,7 @@ def speed_up(costs: PairCosts, acceptance: float, n: int) -> float:
 
 def best(costs: PairCosts, acceptance: float) -> tuple[int, float]:
     """The best draft length and its speed-up; (0, 1.0) where plain decoding is best."""
-    n = max(LENGTHS, key=lambda k: speed_up(costs, acceptance, k))
+    n = max(costs.lengths, key=lambda k: speed_up(costs, acceptance, k))
     gain = speed_up(costs, acceptance, n)
     return (n, gain) if gain > 1.0 else (0, 1.0)
 
@@ -60,7 +66,18 @@ def break_even(costs: PairCosts) -> float | None:
     return high
 
 
-def from_measured(verify_s: Mapping[int, float], draft_s: float) -> PairCosts:
+def needed_acceptance(n_tokens: float, n: int) -> float | None:
+    """The least acceptance at which a round of n drafted tokens commits so many on average; None: none does."""
+    if expected_tokens(1.0, n) < n_tokens:
+        return None
+    low, high = 0.0, 1.0
+    while high - low > 1e-4:
+        middle = (low + high) / 2
+        low, high = (low, middle) if expected_tokens(middle, n) >= n_tokens else (middle, high)
+    return high
+
+
+def from_measured(verify_s: Mapping[int, float], draft_s: float, draft_max: int = LENGTHS[-1]) -> PairCosts:
     """Costs measured at some batch sizes; between them straight lines, beyond them the last slope."""
     sizes = sorted(verify_s)
 
@@ -72,20 +89,29 @@ def from_measured(verify_s: Mapping[int, float], draft_s: float) -> PairCosts:
         a, b = sizes[i - 1], sizes[i]
         return verify_s[a] + (verify_s[b] - verify_s[a]) * (n - a) / (b - a)
 
-    return PairCosts(draft_s, seconds)
+    return PairCosts(draft_s, seconds, draft_max)
 
 
 def from_bytes(target: HParams, draft: HParams, device: Device) -> PairCosts:
-    """Costs by how many bytes a forward pass reads; batches by what the device's kernels do today."""
+    """Costs by how many bytes a forward pass reads; batches by what the device's kernels do today, and by how many
+    experts their tokens use. The draft may be the target's own heads: a step of theirs reads one."""
     slope = _slope(target, device)
-    plain = _pass_s(target, device)
-    return PairCosts(_pass_s(draft, device), lambda n: plain * (1.0 + slope * (n - 1)))
+    draft_max = LENGTHS[-1]
+    if draft.are_heads:
+        draft_max = draft.n_layer if draft.n_layer > 1 else draft_max  # several: the nth drafts the nth token
+        n_expert_bytes = draft.expert_bytes // draft.n_layer
+        draft = replace(draft, layer_bytes=draft.layer_bytes[:1], expert_bytes=n_expert_bytes)
+
+    def verify_s(n: int) -> float:
+        return _pass_s(target, device, n) + slope * (n - 1) * _pass_s(target, device, 1)
+
+    return PairCosts(_pass_s(draft, device, 1), verify_s, draft_max)
 
 
-def _pass_s(hparams: HParams, device: Device) -> float:
+def _pass_s(hparams: HParams, device: Device, n_tokens: int) -> float:
     bandwidth = device.bandwidth or 40e9  # only the ratio of the two models matters then
     launches = 0.0 if device.kind == "cpu" else LAUNCH_S * hparams.n_layer
-    return hparams.read_bytes / (bandwidth * EFFICIENCY) + launches
+    return hparams.bytes_read(n_tokens) / (bandwidth * EFFICIENCY) + launches
 
 
 def _slope(target: HParams, device: Device) -> float:

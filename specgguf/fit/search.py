@@ -12,7 +12,7 @@ from specgguf import presets
 from specgguf.errors import ConfigError, SpecggufError
 from specgguf.models import hub, remote_header
 from specgguf.models.hparams import HParams
-from specgguf.presets import ModelFile, Preset
+from specgguf.presets import HEADS, NO_FILE, ModelFile, Preset
 
 from . import hardware
 from .footprint import N_CTX_STEP, Footprint, LoadParams, footprint
@@ -80,8 +80,8 @@ def loads_of(preset: Preset, *, offline: bool | None = None) -> tuple[LoadParams
         flash_attn=preset.flash_attn,
         n_ubatch=preset.n_ubatch,
     )
-    if preset.draft_model is None:
-        return target, None
+    if preset.draft_model is None or preset.draft_model in NO_FILE:
+        return target, target.of_heads if preset.draft_model == HEADS else None
     of_draft = remote_header.read(preset.draft_model, offline=offline).hparams
     return target, replace(target, hparams=of_draft, type_k=preset.draft_type_k, type_v=preset.draft_type_v)
 
@@ -115,7 +115,9 @@ def cheapest_change(plan: Plan) -> Change | None:
 def _changes(plan: Plan) -> Iterator[Change]:
     q8 = plan.with_kv("q8_0")
     is_q8 = plan.target.type_k == "q8_0"
-    kv_flags = "--type-k q8_0 --type-v q8_0 --draft-type-k q8_0 --draft-type-v q8_0 --flash-attn"
+    has_file = plan.draft is not None and not plan.draft.hparams.are_heads
+    draft_flags = " --draft-type-k q8_0 --draft-type-v q8_0" if has_file else ""
+    kv_flags = f"--type-k q8_0 --type-v q8_0{draft_flags} --flash-attn"
     if not is_q8 and q8.fits:
         yield Change("KV caches in q8_0", kv_flags, q8)
     for candidate, text, flags in ((plan, "", ""), (q8, " and KV caches in q8_0", " " + kv_flags)):

@@ -112,7 +112,7 @@ class LLM:
         draft = hub.resolve(drafts.file) if drafts.file is not None else None
         own = keywords(
             target,
-            draft,
+            drafts.model if draft is None else draft,
             Wanted(
                 by_row=tensor_parallel_size,
                 by_layer=pipeline_parallel_size,

@@ -15,6 +15,7 @@ from specgguf.fit import search
 from specgguf.fit.footprint import LoadParams
 from specgguf.fit.hardware import Machine, this_machine
 from specgguf.models import remote_header
+from specgguf.presets import HEADS
 from specgguf.turns.caches import CELLS_BESIDE
 
 WHOLE, BY_LAYER, BY_ROW = 0, 1, 2  # llama.cpp's split modes
@@ -43,8 +44,10 @@ class Wanted:
     is_here: bool = True
 
 
-def keywords(model: Path, draft_model: Path | None, wanted: Wanted, machine: Machine | None = None) -> dict[str, Any]:
-    """Keywords of `SpeculativeLlama` for a pair on `machine` (None: this one).
+def keywords(
+    model: Path, draft_model: Path | str | None, wanted: Wanted, machine: Machine | None = None
+) -> dict[str, Any]:
+    """Keywords of `SpeculativeLlama` for a pair on `machine` (None: this one). The draft is a file, or "heads".
 
     Raises:
         SpecggufError: it does not fit, or there are not so many GPUs. Unsupported: what llama.cpp cannot do.
@@ -61,7 +64,7 @@ def keywords(model: Path, draft_model: Path | None, wanted: Wanted, machine: Mac
     n_sequences = wanted.n_sequences or (1 if hparams.is_recurrent else SEQUENCES)  # which go in turn anyway
     own["n_parallel"] = n_sequences
     if cache_type != "f16":
-        sides = ("", "draft_") if draft_model is not None else ("",)
+        sides = ("", "draft_") if isinstance(draft_model, Path) else ("",)
         own |= {f"{side}type_{which}": cache_type for side in sides for which in "kv"}
     if not wanted.is_here:
         return own | {"n_ctx": wanted.n_ctx or min(TOKENS_EACH, hparams.n_ctx_train)}
@@ -134,7 +137,7 @@ def within(machine: Machine, share: float, n_devices: int) -> Machine:
 def lengths(
     machine: Machine,
     model: Path,
-    draft_model: Path | None,
+    draft_model: Path | str | None,
     *,
     n_ctx: int | None,
     n_sequences: int,
@@ -147,8 +150,8 @@ def lengths(
         SpecggufError: they do not fit.
     """
     target = LoadParams(remote_header.read(str(model)).hparams, type_k=cache_type, type_v=cache_type)
-    draft = replace(target, hparams=remote_header.read(str(draft_model)).hparams) if draft_model else None
-    plan = search.Plan(machine, target, draft)
+    draft = replace(target, hparams=remote_header.read(draft_model).hparams) if isinstance(draft_model, Path) else None
+    plan = search.Plan(machine, target, target.of_heads if draft_model == HEADS else draft)
     trained = target.hparams.n_ctx_train
     wanted = n_sequences * (n_ctx + CELLS_BESIDE) if n_ctx else max(trained + CELLS_BESIDE, n_sequences * TOKENS_EACH)
     cells = wanted if plan.with_n_ctx(wanted).fits else search.most_cells(plan, wanted)

@@ -12,8 +12,13 @@ from typing import Any
 from specgguf.config import did_you_mean, require_whole
 from specgguf.errors import ConfigError, Unsupported
 
-NGRAM = "ngram"
-METHODS = (None, "draft_model", NGRAM)
+NGRAM, HEADS = "ngram", "heads"
+# The model's own prediction heads, by families whose heads llama.cpp can run; which one it is, the file says.
+HEADS_METHODS = tuple(
+    "mtp deepseek_mtp glm4_moe_mtp qwen3_next_mtp qwen3_5_mtp mimo_v2_mtp nemotron_h_mtp bailing_hybrid_v3_mtp "
+    "step3p5_mtp hy_v3_mtp".split()
+)
+METHODS = (None, "draft_model", NGRAM, *HEADS_METHODS)
 WITHOUT_MEANING = {
     "disable_by_batch_size": "drafting stops by itself where it does not pay",
     "disable_padded_drafter_batch": "drafts of different lengths share a pass as they are",
@@ -50,7 +55,7 @@ class Speculation:
     """What drafts.
 
     Attributes:
-        model: a reference to the draft, "ngram", or None: nothing does.
+        model: a reference to the draft, "ngram", "heads" (the target's own), or None: nothing does.
         draft_max: the most tokens of a draft; None: the default.
         n_devices: GPUs that the draft is split over.
         remarks: on what has no meaning here.
@@ -64,7 +69,7 @@ class Speculation:
     @property
     def file(self) -> str | None:
         """The reference of a file, where one drafts."""
-        return None if self.model == NGRAM else self.model
+        return None if self.model in (NGRAM, HEADS) else self.model
 
 
 def speculation(model: str | None, n_tokens: int | None, config: Mapping[str, Any] | None) -> Speculation:
@@ -90,11 +95,15 @@ def speculation(model: str | None, n_tokens: int | None, config: Mapping[str, An
             raise ConfigError(f"speculative_config: unknown key '{name}'", hint=did_you_mean(name, known))
     method = given.get("method")
     if method not in METHODS:
-        raise Unsupported(f"the speculative method {method!r:.40} is not supported", hint="draft_model, or ngram")
-    if method == NGRAM:
+        raise Unsupported(f"the speculative method {method!r:.40} is not supported", hint="draft_model, mtp, or ngram")
+    if method in HEADS_METHODS:
+        _check_heads(str(method), given)
+        model = HEADS
+    elif method == NGRAM:
         model = NGRAM
     elif (model := given.get("model")) is None:
-        raise ConfigError("speculative_config names no draft", hint='{"model": FILE}, or {"method": "ngram"}')
+        hint = '{"model": FILE}, {"method": "mtp"}, or {"method": "ngram"}'
+        raise ConfigError("speculative_config names no draft", hint=hint)
     n_devices = given.get("draft_tensor_parallel_size", given.get("tensor_parallel_size", 1))
     remarks = tuple(
         f"speculative_config: {name} has no effect: {reason}"
@@ -102,6 +111,15 @@ def speculation(model: str | None, n_tokens: int | None, config: Mapping[str, An
         if name in given
     )
     return _made(model, given.get("num_speculative_tokens"), n_devices, remarks)
+
+
+def _check_heads(method: str, given: Mapping[str, Any]) -> None:
+    for name in ("model", "draft_tensor_parallel_size", "tensor_parallel_size"):
+        if name in given:
+            raise Unsupported(
+                f"speculative_config: {name} is not supported with method={method!r}: the target's own heads draft",
+                hint=f"leave out {name}; a head file of its own is not read",
+            )
 
 
 def _made(model: str | None, n_tokens: int | None, n_devices: int, remarks: tuple[str, ...]) -> Speculation:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from support.batch_support import WAIT_S, Echo, Json, chat, rows, text_of, write
 
+from specgguf.batch.answering import ThisMachine
 from specgguf.batch.output import OutputFile
 from specgguf.batch.requests import Request, read_requests
 from specgguf.batch.runner import Batch, Progress
@@ -31,9 +32,12 @@ class Case:
     def open(self) -> OutputFile:
         return OutputFile(self.path, self.requests, "in.jsonl")
 
+    def batch(self, output: OutputFile, **keywords: Any) -> Batch:
+        return Batch(ThisMachine(self.engine, CONFIG, **keywords), self.requests, output)
+
     def run(self, told: Any = lambda progress: None, **keywords: Any) -> Progress:
         with self.open() as output:
-            return Batch(self.engine, CONFIG, self.requests, output, **keywords).run(told)
+            return self.batch(output, **keywords).run(told)
 
     def rows(self) -> dict[str, Json]:
         return {row["custom_id"]: row for row in rows(self.path)}
@@ -113,7 +117,7 @@ def test_a_row_is_there_as_soon_as_its_request_ends(tmp_path: Path) -> None:
             batch.stop()
 
     with case.open() as output:
-        batch = Batch(case.engine, CONFIG, case.requests, output)
+        batch = case.batch(output)
         ended = batch.run(told)
     assert seen == [["a"]]
     assert (ended.n_done, ended.n_failed) == (1, 0)
@@ -122,7 +126,7 @@ def test_a_row_is_there_as_soon_as_its_request_ends(tmp_path: Path) -> None:
 def test_what_was_stopped_has_no_row_and_is_answered_next_time(tmp_path: Path) -> None:
     case = Case(tmp_path, [chat("a", "x"), chat("b", "HANG"), chat("c", "HANG"), chat("d", "x")])
     with case.open() as output:
-        batch = Batch(case.engine, CONFIG, case.requests, output, n_parallel=2)
+        batch = case.batch(output, n_parallel=2)
 
         def stop_when_two_hang() -> None:
             with case.engine._changed:

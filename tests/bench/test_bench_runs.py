@@ -19,16 +19,18 @@ from specgguf.cli import exits
 from specgguf.cli import open_pair as cli_engine
 from specgguf.cli.main import cli
 from specgguf.cli.open_pair import Loaded
-from specgguf.cli.terminal import bench_view
+from specgguf.cli.terminal.views import bench_view
 from support.cli_support import home
 
 from specgguf import SamplingParams, SpeculativeLlama
 from specgguf.bench import recommend, results
+from specgguf.bench.break_even import break_even
 from specgguf.bench.recommend import gains, report, speed
 from specgguf.bench.runs import KINDS, Prompt, Sample, Trial, load_prompts, measure, run, schedule
 from specgguf.decode.records import Round
 from specgguf.decode.stats import Stats
 from specgguf.errors import Cancelled, ConfigError, Unsupported
+from specgguf.fit.predict import expected_tokens
 
 __all__ = ["home"]  # fixture
 
@@ -121,6 +123,34 @@ class Scripted:
 
 def trial(draft: int | str = "off", repeat: int = 0) -> Trial:
     return Trial("code", 0, "write a program", repeat, draft, 7)
+
+
+def test_the_break_even_acceptance_is_what_a_round_costs() -> None:
+    """A plain token takes PASS_S, a draft of n tokens n times DRAFT_S; all of it a little of Python's."""
+    engine = Scripted()
+    trials = [trial(draft, repeat) for repeat in range(2) for draft in ("off", 1, 2, 4, "auto")]
+    samples = [
+        measure(cast(SpeculativeLlama, engine), one, SamplingParams(max_tokens=60), clock=engine.clock)
+        for one in trials
+    ]
+    found = {one.draft_n: one for one in break_even(samples)}
+    assert list(found) == [1, 2, 4]
+    for n, one in found.items():
+        assert one.round_cost == pytest.approx(1 + n * DRAFT_S / PASS_S, rel=0.05)
+        assert one.needed is not None
+        assert expected_tokens(one.needed, n) == pytest.approx(one.round_cost, abs=1e-3)
+    assert found[4].measured == pytest.approx(0.5, abs=0.05)
+    assert break_even([s for s in samples if s.draft != "off"]) == []
+
+
+def test_a_draft_that_costs_more_than_it_can_give_never_breaks_even() -> None:
+    engine = Scripted()
+    samples = [
+        measure(cast(SpeculativeLlama, engine), trial(d), SamplingParams(max_tokens=60), clock=engine.clock)
+        for d in ("off", 2)
+    ]
+    slow = [replace(s, total_s=s.total_s * 4) if s.draft == 2 else s for s in samples]
+    assert [one.needed for one in break_even(slow)] == [None]
 
 
 # --- what is run ----------------------------------------------------------------------------------------------

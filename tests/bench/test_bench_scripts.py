@@ -55,7 +55,7 @@ def script(tmp_path: Path, tiny_chat: Pair) -> Script:
     """script(name, *arguments) -> its stdout; its cache and its results stay in `tmp_path`."""
 
     def run(name: str, *arguments: str, code: int = 0) -> str:
-        pair = [] if name == "page" else ["--target", str(tiny_chat.target), "--draft", str(tiny_chat.draft)]
+        pair = [] if name in ("page", "heads") else ["--target", str(tiny_chat.target), "--draft", str(tiny_chat.draft)]
         done = subprocess.run(
             [sys.executable, str(RUN), name, *pair, *arguments],
             capture_output=True,
@@ -150,6 +150,13 @@ def test_host_runs(script: Script) -> None:
     ):
         assert words in said
     assert "there is no" not in said  # every stage that is named exists
+
+
+def test_heads_runs(script: Script) -> None:
+    said = script("heads", "--quick", "--n-threads", "1")
+    for shape in ("Qwen3.5-0.8B, as it is, q4_0, ", "GLM-4.5-Air, an eighth as wide, q4_0, "):
+        assert shape in said
+    assert said.count(" + ") == 8, "drafting and verifying, at four lengths of two shapes"
 
 
 def test_the_page_is_what_the_results_say(script: Script) -> None:

@@ -135,6 +135,17 @@ def test_quiet_says_nothing(run: Any, home: Path) -> None:
         (["in.jsonl", "-o", "other.jsonl"], "error: other.jsonl belongs to another input: ", exits.USAGE),
         (["in.jsonl", "-o", "out.jsonl", "--parallel", "x"], "n_parallel must be a whole number", exits.USAGE),
         (["in.jsonl", "-o", "out.jsonl", "--parallel", "0"], "n_parallel must be ", exits.USAGE),
+        (
+            ["in.jsonl", "-o", "out.jsonl", "--ray", "x"],
+            "error: --ray x is no HOST:PORT\n  hint: ray status",
+            exits.USAGE,
+        ),
+        (
+            ["in.jsonl", "-o", "out.jsonl", "--ray", "127.0.0.1:1"],
+            "no Ray cluster answers at 127.0.0.1:1: con",
+            exits.FAILED,
+        ),
+        (["in.jsonl", "-o", "out.jsonl", "--ray", "--trace", "t"], "error: --trace is not for --ray: all", exits.USAGE),
         (["in.jsonl", "-o", "out.jsonl", "--temperature", "-1"], "temperature must be 0 or more", exits.USAGE),
     ],
 )
@@ -155,6 +166,14 @@ def test_mistakes_are_one_line_and_cost_nothing(
     assert not engine.asked
     after = {path.name: path.read_bytes() for path in home.iterdir() if path.is_file() and path.name != "out.jsonl"}
     assert after == before
+
+
+def test_without_ray_its_install_line_is_said(run: Any, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(home / "in.jsonl", [chat("a", "one")])
+    monkeypatch.setitem(sys.modules, "ray", None)
+    ran = run("in.jsonl", "-o", "out.jsonl", "--ray")
+    assert ran.code == exits.FAILED
+    assert ran.err == "error: Ray is not installed, and --ray needs it\n  hint: pip install 'specgguf[ray]'\n"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
@@ -184,6 +203,8 @@ def test_a_file_system_that_is_read_only_is_told_at_once(
 def test_the_bar_shows_speed_and_time_left() -> None:
     shown = command.line(Progress(10, n_done=6, n_before=2, n_failed=1, n_tokens=800), 40.0)
     assert shown == "██████████████░░░░░░░░░░ 6 of 10  1 failed  20.0 tokens/s  40 s left"
+    shown = command.line(Progress(10, n_done=5, where="1 of 2 nodes"), 20.0)
+    assert shown == "████████████░░░░░░░░░░░░ 5 of 10  1 of 2 nodes  20 s left"
     assert command.line(Progress(10), 0.0) == "░░░░░░░░░░░░░░░░░░░░░░░░ 0 of 10"
 
 

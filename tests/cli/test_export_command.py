@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,11 +17,14 @@ from typing import Any
 import pytest
 from conftest import Pair
 from support.cli_support import Run, home, run
+from support.workers import free_port
 
+from bench.lib import servers
 from specgguf.bench.results import save
 from specgguf.bench.runs import Sample
 
 __all__ = ["home", "run"]  # fixtures
+BINARY = servers.binary()  # before a test has a home of its own
 yaml: Any = pytest.importorskip("yaml")
 
 
@@ -118,3 +127,57 @@ def test_vllm_gets_its_own_names(run: Run, pair: list[str], tiny_chat: Pair) -> 
     assert json.loads(flags["--override-generation-config"]) == {"repetition_penalty": 1.1}
     refused = run("export", "vllm", *pair, "--rpc", "a")
     assert refused.err.startswith("error: vLLM has no RPC workers")
+
+
+# --- lines that llama-server is started with --------------------------------------------------------------------
+
+
+@contextmanager
+def llama_server(words: list[str], log: Path) -> Iterator[None]:
+    """The exported line, running."""
+    with log.open("w") as said:
+        process = subprocess.Popen([str(BINARY), *words[1:]], stdout=said, stderr=subprocess.STDOUT)
+    try:
+        wait_for(process, words, log)
+        yield
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def wait_for(process: subprocess.Popen[bytes], words: list[str], log: Path) -> None:
+    """Until it answers, or has ended with what it says about its arguments."""
+    url = f"http://127.0.0.1:{flags_of(words)['--port']}/health"
+    while True:
+        assert process.poll() is None, log.read_text(errors="replace")[-2000:]
+        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5):
+            return
+        time.sleep(0.02)
+
+
+@pytest.mark.llama_server
+@pytest.mark.parametrize(
+    "given",
+    [
+        "-c 512 -t 1 --flash-attn --type-k f16 --type-v f16 --temp 0.5 --top-k 9 --top-p 0.9 --min-p 0.1 --seed 0"
+        " --repeat-penalty 1.1 --max-tokens 20 --draft 4 --draft-n-threads 1 --draft-ngl 0 -ngl 0",
+        "-c 512 -t 1 --draft off",
+        "-c 512 -t 1 --draft-type-k f16 --draft-type-v f16 --no-flash-attn",
+        "-c 512 -t 1 -d ngram --temp 0",
+    ],
+)
+def test_an_exported_line_starts_a_server_that_answers(run: Run, pair: list[str], given: str, tmp_path: Path) -> None:
+    port = free_port()
+    own = pair[:2] if "-d" in given.split() else pair
+    ran = run("export", "llama-server", *own, *given.split(), "--port", str(port))
+    assert ran.code == 0, ran.err
+    words = words_of(ran.out)
+    body = {"messages": [{"role": "user", "content": "once upon a time"}], "max_tokens": 8}
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    log = tmp_path / "server.log"
+    with llama_server(words, log), urllib.request.urlopen(request, timeout=60) as answer:
+        assert json.load(answer)["usage"]["completion_tokens"] > 0
+    if "--spec-draft-model" in words:
+        assert "draft acceptance" in log.read_text(errors="replace"), log.read_text(errors="replace")[-2000:]

@@ -14,7 +14,8 @@ from support import models, requantize
 
 from specgguf.errors import BackendError
 from specgguf.fit import footprint, search
-from specgguf.fit.footprint import LoadParams, dry_settings, estimate, graph_bytes, measured, minimal_context_bytes
+from specgguf.fit.dry_load import dry_settings, measured
+from specgguf.fit.footprint import LoadParams, estimate, graph_bytes, minimal_context_bytes
 from specgguf.fit.hardware import GIB, MIB, described
 from specgguf.fit.slimming import cutting
 from specgguf.models import hparams

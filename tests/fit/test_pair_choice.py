@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from specgguf import ConfigError, presets
+from specgguf import ConfigError, Unsupported, presets
 from specgguf.fit import draft_candidates, pair_choice, search
 from specgguf.fit.pair_choice import choose_pair
 from specgguf.models import hub
+from specgguf.models.nextn import prediction_heads
 
 DEMO = presets.load("demo")
 
@@ -58,6 +59,29 @@ def test_a_draft_that_matches_is_looked_for_where_none_was_named() -> None:
     assert (files.draft_model, files.draft_ref) == (Path("/here/small.gguf"), "small")
     assert "small.gguf, which matches" in files.why
     assert choose_pair("own.gguf", drafts=False).files(resolve).draft_model is None
+
+
+def test_a_models_own_heads_come_before_a_draft_that_matches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prediction_heads, "count_in", lambda path: 1)
+    files = choose_pair("own.gguf").files(resolve)
+    assert (files.draft_model, files.draft_ref) == ("heads", "heads")
+    assert choose_pair("own.gguf", "small.gguf").files(resolve).draft_model == Path("/here/small.gguf")
+    assert choose_pair("own.gguf", heads=False).files(resolve).draft_model == Path("/here/small.gguf")
+
+
+def test_heads_that_cannot_be_run_leave_the_draft_that_matches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prediction_heads, "count_in", lambda path: 1)
+    monkeypatch.setattr(pair_choice, "heads_missing", lambda: "no calls")
+    files = choose_pair("own.gguf").files(resolve)
+    assert files.draft_model == Path("/here/small.gguf")
+    assert files.why == "no calls; drafting with small.gguf, which matches (-d none: without)"
+
+
+@pytest.mark.parametrize("draft", ["heads,small.gguf", "small.gguf+heads", "heads,ngram"])
+def test_heads_and_something_else_are_refused_together(draft: str) -> None:
+    with pytest.raises(Unsupported, match="cannot draft together") as caught:
+        choose_pair("own.gguf", draft)
+    assert "specgguf bench" in caught.value.hint
 
 
 def test_none_that_matches_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

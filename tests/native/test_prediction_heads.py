@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 from conftest import Pair
+from specgguf.presets import HEADS
 from support.tiny import SMALL, chat
 from support.tiny_heads import agreeing_by_attention, write_hy_v3, write_qwen35
 
 from specgguf import SamplingParams, SpeculativeLlama
 from specgguf.errors import Unsupported
-from specgguf.fit.pair_choice import HEADS, choose_pair, here
-from specgguf.models import header, hparams
+from specgguf.fit.pair_choice import choose_pair, here
+from specgguf.models import header
+from specgguf.models.nextn import prediction_heads
 from specgguf.native import compat
 
 
@@ -64,6 +66,24 @@ def test_a_file_without_heads_is_refused(tiny_chat: Pair) -> None:
         SpeculativeLlama(str(tiny_chat.target), "heads")
 
 
+def test_heads_and_a_draft_model_are_refused_together(file: Path, tiny_chat: Pair) -> None:
+    for both in (f"heads,{tiny_chat.draft}", ["heads", str(tiny_chat.draft)]):
+        with pytest.raises(Unsupported, match="cannot draft together"):
+            SpeculativeLlama(str(file), both)  # type: ignore[arg-type]
+
+
+def test_of_several_heads_no_more_tokens_are_planned_than_they_can_draft(tmp_path: Path) -> None:
+    path = write_hy_v3(tmp_path / "two.gguf", chat(), n_heads=2)
+    with SpeculativeLlama(str(path), "heads", n_ctx=256, draft_max=5, draft_first=4) as llm:
+        adaptive = llm._engine._adaptive
+        assert adaptive is not None
+        assert adaptive.draft_max == 2
+        llm.create_completion("hello there", max_tokens=40, seed=3)
+        assert max(llm.last_stats.draft_lengths) <= 2
+        llm.create_completion("hello there", max_tokens=40, seed=3, draft=5)
+        assert max(llm.last_stats.draft_lengths) == 2
+
+
 def test_a_library_without_the_calls_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(compat.HEAD_CALLS, "llama_get_ctx_other_", ("a", "b", None, []))
     with pytest.raises(Unsupported, match="has no prediction heads: llama_get_ctx_other_ is missing"):
@@ -75,8 +95,8 @@ def test_a_file_of_heads_alone_is_refused_as_a_draft(
 ) -> None:
     whole, read = header.read(file), header.read
     alone = replace(whole, tensors=tuple(t for t in whole.tensors if not t.name.startswith("blk.0.")))
-    assert hparams.prediction_heads(whole) == 1
-    assert hparams.prediction_heads(alone) == 0
+    assert prediction_heads.count(whole) == 1
+    assert prediction_heads.count(alone) == 0
     monkeypatch.setattr(header, "read", lambda path, **kw: alone if path == str(file) else read(path, **kw))
     with pytest.raises(Unsupported, match="holds prediction heads alone"):
         SpeculativeLlama(str(tiny_chat.target), str(file))
@@ -84,9 +104,9 @@ def test_a_file_of_heads_alone_is_refused_as_a_draft(
 
 def test_a_file_that_names_more_heads_than_llama_cpp_runs_is_not_taken(tmp_path: Path) -> None:
     head = header.read(write_qwen35(tmp_path / "hybrid.gguf", chat()))
-    assert hparams.prediction_heads(head) == 1
+    assert prediction_heads.count(head) == 1
     many = replace(head, metadata={**head.metadata, "qwen35.nextn_predict_layers": 2})
-    assert hparams.prediction_heads(many) == 0
+    assert prediction_heads.count(many) == 0
 
 
 def test_programs_take_the_heads_where_no_draft_is_named(file: Path) -> None:

@@ -41,7 +41,8 @@ class Handle:
 
 class Echo:
     """Answers "answer to X" to X. A word of X in capitals is an order: HANG until it is cancelled, GATE until the file
-    named by the variable GATE exists, TOGETHER until so many run as the word before it says, or an error to raise.
+    named by the variable GATE exists, TOGETHER until so many run as the word before it says, DIE with the whole
+    process, or an error to raise.
     """
 
     ERRORS: ClassVar[dict[str, Callable[[], Exception]]] = {
@@ -107,6 +108,8 @@ class Echo:
                     time.sleep(0.002)
             if word == "TOGETHER":
                 self._wait_for_others(int(words[i - 1]))
+            if word == "DIE":
+                os._exit(3)
             if word in self.ERRORS:
                 raise self.ERRORS[word]()
 

@@ -174,6 +174,9 @@ def test_the_calls_have_vllms_parameters() -> None:
         (None, None, {"model": "d.gguf", "method": "draft_model"}, Speculation("d.gguf")),
         (None, None, {"method": "ngram", "num_speculative_tokens": 2}, Speculation("ngram", 2)),
         (None, None, {"model": "d.gguf", "draft_tensor_parallel_size": 2}, Speculation("d.gguf", None, 2)),
+        (None, None, {"method": "mtp", "num_speculative_tokens": 2}, Speculation("heads", 2)),
+        (None, None, {"method": "deepseek_mtp"}, Speculation("heads")),
+        (None, None, {"method": "qwen3_next_mtp", "model": None}, Speculation("heads")),
     ],
 )
 def test_a_draft_is_named_in_two_forms(
@@ -204,7 +207,18 @@ def test_what_names_no_draft_is_refused(model: str, n_tokens: int, config: dict[
         speculation(model, n_tokens, config)
 
 
-@pytest.mark.parametrize("method", ["eagle", "eagle3", "medusa", "suffix", "mlp_speculator"])
+def test_the_models_own_heads_are_no_file() -> None:
+    assert speculation(None, None, {"method": "mtp"}).file is None
+
+
+@pytest.mark.parametrize(("name", "value"), [("model", "d.gguf"), ("draft_tensor_parallel_size", 2)])
+def test_the_models_own_heads_are_in_the_model(name: str, value: object) -> None:
+    with pytest.raises(Unsupported, match=f"{name} is not supported with method='mtp'") as caught:
+        speculation(None, None, {"method": "mtp", name: value})
+    assert caught.value.hint.startswith(f"leave out {name}")
+
+
+@pytest.mark.parametrize("method", ["eagle", "eagle3", "medusa", "suffix", "mlp_speculator", "gemma4_mtp", "ernie_mtp"])
 def test_other_methods_are_refused_by_name(method: str) -> None:
     with pytest.raises(Unsupported, match=f"the speculative method '{method}' is not supported"):
         speculation(None, None, {"method": method, "model": "d.gguf"})

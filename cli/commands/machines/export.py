@@ -45,10 +45,10 @@ def _target(text: Callable[[handover.Handover], str], name: str, help: str) -> N
 
 def _handover(measured: Path | None, host: str, port: int, flags: dict[str, Any]) -> handover.Handover:
     from specgguf.cli.pairing import pick
+    from specgguf.presets import HEADS
 
     from specgguf.bench import recommend, results
     from specgguf.errors import Unsupported
-    from specgguf.fit.pair_choice import HEADS
 
     settings = gather(flags)
     reports = recommend.report(results.load(measured)[1]) if measured else []

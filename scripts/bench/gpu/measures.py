@@ -23,7 +23,7 @@ from specgguf.control import calibration
 from specgguf.control.controller import Adaptive
 from specgguf.control.costs import Costs
 from specgguf.decode.sampling import Transform
-from specgguf.fit import footprint, predict
+from specgguf.fit import dry_load, footprint, predict
 from specgguf.fit.hardware import this_machine
 from specgguf.loading import physical_cores
 from specgguf.models import hparams
@@ -145,7 +145,7 @@ def pair_alone(plan: PairPlan, paths: Sequence[Path]) -> Json:
 
 def _asked(load: footprint.LoadParams, path: Path, kind: str) -> Json:
     try:
-        return asdict(footprint.measured(load, path, kind))
+        return asdict(dry_load.measured(load, path, kind))
     except Exception as error:
         return {"error": str(error)}
 

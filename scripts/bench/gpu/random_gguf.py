@@ -8,8 +8,9 @@ their fan-in, so that logits stay finite and spread like a language model's. Kno
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import IO, Any
 
@@ -32,13 +33,26 @@ N_BLOCKS = {"f16": 8388617, "q8_0": 500009, "q4_0": 1000003}  # primes: row r be
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor to be written: rows and columns as numpy has them; columns None is a vector, kept in F32."""
+    """A tensor to be written: rows and columns as numpy has them; columns None is a vector, kept in F32, as is what
+    `is_f32` says. Of several matrices in one (experts), each has so many rows."""
 
     name: str
     rows: int
     columns: int | None
     std: float = 1.0
     mean: float = 0.0
+    n_matrices: int = 1
+    is_f32: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As numpy has it."""
+        matrix = (self.rows,) if self.columns is None else (self.rows, self.columns)
+        return matrix if self.n_matrices == 1 else (self.n_matrices, *matrix)
+
+    @property
+    def n_values(self) -> int:
+        return prod(self.shape)
 
 
 class Pattern:
@@ -76,18 +90,21 @@ def architecture(name: str) -> str:
 
 def write(path: Path, shape: Shape, kind: str, *, arch: str, seed: int = 1) -> int:
     """Write a model whose matrices are all of `kind` ("f16", "q8_0", "q4_0"); its size in bytes."""
+    return write_tensors(header(path, shape, arch), list(_tensors(shape, arch)), kind, seed=seed)
+
+
+def write_tensors(writer: gguf.GGUFWriter, tensors: Sequence[Tensor], kind: str, *, seed: int = 1) -> int:
+    """Write a file whose metadata `writer` has; its size in bytes."""
     type_, block, _, _ = KINDS[kind]
     pattern = Pattern(kind, seed)
     rng = np.random.default_rng(seed)
-    writer = _header(path, shape, arch)
-    tensors = list(_tensors(shape, arch))
     block_bytes = pattern.blocks.dtype.itemsize
     for t in tensors:
-        if t.columns is None:
-            writer.add_tensor_info(t.name, (t.rows,), np.dtype(np.float32), 4 * t.rows)
+        if t.columns is None or t.is_f32:
+            writer.add_tensor_info(t.name, t.shape, np.dtype(np.float32), 4 * t.n_values)
         else:
-            n_bytes = t.rows * t.columns // block * block_bytes
-            writer.add_tensor_info(t.name, (t.rows, t.columns), np.dtype(np.float32), n_bytes, type_)
+            n_bytes = t.n_values // block * block_bytes
+            writer.add_tensor_info(t.name, t.shape, np.dtype(np.float32), n_bytes, type_)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
@@ -95,17 +112,18 @@ def write(path: Path, shape: Shape, kind: str, *, arch: str, seed: int = 1) -> i
     file = writer.fout[0]
     writer.write_padding(file, file.tell())
     for t in tensors:
-        if t.columns is None:
-            values = (t.mean + t.std * rng.standard_normal(t.rows)).astype("<f4")
+        if t.columns is None or t.is_f32:
+            values = (t.mean + t.std * rng.standard_normal(t.n_values)).astype("<f4")
             file.write(values.tobytes())
             n_bytes = values.nbytes
         else:
             start = zlib.crc32(f"{seed} {t.name}".encode()) % N_BLOCKS[kind] * block_bytes
-            n_bytes = t.rows * t.columns // block * block_bytes
+            n_bytes = t.n_values // block * block_bytes
             _fill(file, pattern.scaled(t.std), start, n_bytes)
         writer.write_padding(file, n_bytes)
+    size = int(file.tell())
     writer.close()
-    return path.stat().st_size
+    return size
 
 
 def _fill(file: IO[bytes], pattern: memoryview, start: int, n_bytes: int) -> None:
@@ -147,7 +165,7 @@ def _tensors(shape: Shape, arch: str) -> Iterator[Tensor]:
         yield matrix(at + "ffn_down", n, ff)
 
 
-def _header(path: Path, shape: Shape, arch: str) -> gguf.GGUFWriter:
+def header(path: Path, shape: Shape, arch: str) -> gguf.GGUFWriter:
     """The metadata that llama.cpp asks for; token ids are words like "t12345"."""
     w = gguf.GGUFWriter(path, arch)
     w.add_name(f"random-{arch}")

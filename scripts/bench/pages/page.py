@@ -1,4 +1,4 @@
-"""Write docs/performance.md's tables and charts, and README's picture, from docs/results/.
+"""Write the tables and charts of docs/performance.md and docs/machines.md, and README's picture, from docs/results/.
 
 scripts/bench/run page              rewrite what stands between the markers
 scripts/bench/run page --check      fail when a page is not what the results say
@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.heads import heads
 from bench.lib.cells import RESULTS, ROOT, load_all, say
 from bench.lib.tables import (
     HEADER,
@@ -28,12 +29,14 @@ from bench.lib.tables import (
     regime_cells,
     regime_rows,
 )
+from bench.pages import network
 from bench.pages.charts import Bar, Panel, chart
 from specgguf.config import DRAFT_MAX_DEFAULT
 from specgguf.fit import predict
 
 PAGE = ROOT / "docs" / "performance.md"
 CHARTS = {"headline": "headline.svg", "regimes": "performance-regimes.svg", "peers": "performance-peers.svg"}
+NETWORK = ("machines.md", "machines-network.svg")
 TARGET_NAMES = {"f16": "F16", "q8": "Q8_0", "q4": "Q4_K_M"}
 REGIME_NAMES = {"f16": "F16: memory-bound", "q8": "Q8_0: in between", "q4": "Q4_K_M: compute-bound"}
 NOTHING = "*Not measured yet.*"
@@ -171,6 +174,29 @@ def predictions_part(path: Path) -> str:
     return "\n\n".join(parts)
 
 
+def heads_part(path: Path) -> str:
+    """What drafting with prediction heads costs, and what it must reach."""
+    if not path.exists():
+        return NOTHING
+    saved: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    machine, versions = saved["machine"], saved["versions"]
+    about = (
+        f"{machine['devices'][0]['name']}, {saved['settings']['n_threads']} threads; llama-cpp-python"
+        f" {versions['llama-cpp-python']}, specgguf at {saved['commit']}; medians of {saved['settings']['repeats']};"
+        f" {saved['date'][:10]}. Random weights: **no head of a real model was run**."
+    )
+    return about + "\n\n" + table(heads.HEADER, [heads.cells(row) for row in saved["rows"]], right=(2, 3, 4, 5, 6))
+
+
+def network_part(found: network.Found | None, picture: str) -> str:
+    """Speeds by the round trip to a worker."""
+    if found is None:
+        return NOTHING
+    text = table(network.HEADER, network.rows(found), right=tuple(range(1, len(network.HEADER))))
+    parts = [f"![Tokens per second by round trip]({picture})", network.remark(found), text, network.shapes(found)]
+    return "\n\n".join(part for part in parts if part)
+
+
 def headline_chart(rows: Sequence[RegimeRow]) -> str:
     """Auto over plain by kind, a bar per regime, at default sampling: README's picture."""
     warm = [row for row in rows if row.cell.temperature > 0]
@@ -246,8 +272,15 @@ def main() -> int:
         "peers": peers_part(peers),
         "host": host_part(args.results / "host.json"),
         "predictions": predictions_part(args.results / "predictions.json"),
+        "heads": heads_part(args.results / "heads.json"),
     }
-    made = {args.out / PAGE.name: fill(PAGE.read_text(encoding="utf-8"), parts)}
+    page, picture = NETWORK
+    found = network.load(args.results / "network.json")
+    over = {"network": network_part(found, picture)}
+    made = {args.out / page: fill((PAGE.parent / page).read_text(encoding="utf-8"), over)}
+    if found is not None:
+        made[args.out / picture] = network.picture(found)
+    made[args.out / PAGE.name] = fill(PAGE.read_text(encoding="utf-8"), parts)
     if regime_rows(regimes):
         made[args.out / CHARTS["headline"]] = headline_chart(regime_rows(regimes))
         made[args.out / CHARTS["regimes"]] = regime_chart(regime_rows(regimes))

@@ -28,6 +28,7 @@ from typing import Any
 from bench.lib.cells import RESULTS, commit, say
 from bench.lib.pairs import REGIMES, Regime, files
 from specgguf import SpeculativeLlama
+from specgguf.batch.answering import ThisMachine
 from specgguf.batch.output import OutputFile
 from specgguf.batch.requests import Request, read_requests
 from specgguf.batch.runner import Batch
@@ -121,7 +122,7 @@ def one(llm: SpeculativeLlama, found: list[Request], n: int) -> float:
 def as_batch(llm: SpeculativeLlama, found: list[Request], n: int) -> None:
     """What the command does."""
     with tempfile.TemporaryDirectory() as folder, OutputFile(Path(folder) / "out.jsonl", found, "requests") as output:
-        ended = Batch(llm, ServeConfig(), found, output, n_parallel=n).run()
+        ended = Batch(ThisMachine(llm, ServeConfig(), n_parallel=n), found, output).run()
         assert (ended.n_done, ended.n_failed) == (len(found), 0), ended
 
 

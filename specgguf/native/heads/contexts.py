@@ -85,6 +85,11 @@ class PredictionHeads:
             self.close()
             raise
 
+    @property
+    def draft_limit(self) -> int | None:
+        """The most tokens of a draft: one drafts over and over (None), of several the nth drafts the nth token."""
+        return len(self.contexts) if len(self.contexts) > 1 else None
+
     def follow(self, target: Sequence, first: int) -> list[HeadSequence]:
         """The first head's sequence of that index and those of the other heads beside it, which read from now on what
         `target` reads. What is promised to the first head's is promised to the others'."""

@@ -2,61 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
 import struct
-import threading
-from collections.abc import Callable, Iterator
 
 import pytest
+from support.fake_workers import Script, fake_worker, listening
 
 from specgguf.errors import BackendError, ConfigError, WorkerLost
 from specgguf.native.rpc import wire
 from specgguf.native.rpc.wire import Endpoint, WorkerDevice
 
-Script = Callable[[socket.socket], None]
-
-
-@contextlib.contextmanager
-def listening(script: Script | None) -> Iterator[Endpoint]:
-    """Something that listens and does `script` with the first connection; None: it accepts nothing."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def serve() -> None:
-            with contextlib.suppress(OSError, struct.error):
-                connection, _ = server.accept()
-                with connection:
-                    assert script is not None
-                    script(connection)
-
-        thread = threading.Thread(target=serve, daemon=True)
-        if script is not None:
-            thread.start()
-        yield Endpoint(*server.getsockname())
-        if script is not None:
-            thread.join()
-
-
-def worker(*memory: tuple[int, int], major: int = wire.PROTOCOL) -> Script:
-    """A worker with devices of (free, total) bytes."""
-
-    def answer(connection: socket.socket) -> None:
-        while head := connection.recv(9, socket.MSG_WAITALL):
-            command, n = struct.unpack("<BQ", head)
-            data = connection.recv(n, socket.MSG_WAITALL) if n else b""
-            if command == 14:
-                reply = bytes((major, 1, 2, 0)) + bytes(24)
-            elif command == 15:
-                reply = struct.pack("<I", len(memory))
-            else:
-                reply = struct.pack("<QQ", *memory[struct.unpack("<I", data)[0]])
-            connection.sendall(struct.pack("<Q", len(reply)) + reply)
-
-    return answer
-
 
 def test_a_worker_tells_its_devices_and_a_round_trip() -> None:
-    with listening(worker((5, 7), (11, 13))) as endpoint:
+    with listening(fake_worker((5, 7), (11, 13))) as endpoint:
         report = wire.ask(endpoint)
     assert report.devices == (WorkerDevice(5, 7), WorkerDevice(11, 13))
     assert (report.endpoint, report.version, report.free_bytes) == (endpoint, "7.1.2", 16)
@@ -65,7 +22,7 @@ def test_a_worker_tells_its_devices_and_a_round_trip() -> None:
 
 def test_another_version_of_the_protocol_is_named() -> None:
     with (
-        listening(worker((1, 1), major=6)) as endpoint,
+        listening(fake_worker((1, 1), major=6)) as endpoint,
         pytest.raises(BackendError, match=rf"{endpoint} speaks version 6\.1\.2 .* and this build 7") as caught,
     ):
         wire.ask(endpoint)

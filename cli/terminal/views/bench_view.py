@@ -33,9 +33,32 @@ def show(samples: Sequence[Sample], *, color: str = "auto") -> None:
         style = "dim" if draft is None else "red" if draft == "off" else "green"
         out.print(f"{report.kind:{widest}}  ", end="", style="bold")
         out.print(report.recommendation.text, style=style, highlight=False)
+    _show_break_even(samples, out)
     out.print()
     taken = ", ".join(f"{human_bytes(n)} {name}" for name, n in results.memory().items())
     out.print(f"memory: {taken}", style="dim", highlight=False)
+
+
+def _show_break_even(samples: Sequence[Sample], out: Console) -> None:
+    """By fixed draft length: what it costs, and how often its tokens must be accepted to be as fast as plain."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    from specgguf.bench.break_even import break_even
+
+    found = break_even(samples)
+    if not found:
+        return
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("a round, in plain tokens' time", no_wrap=True)
+    for one in found:
+        table.add_column(f"K={one.draft_n}", justify="right", no_wrap=True)
+    table.add_row("drafting", *(f"{one.draft_cost:.2f}" for one in found))
+    table.add_row("drafting and verifying", *(f"{one.round_cost:.2f}" for one in found))
+    needed = ("never" if one.needed is None else f"{one.needed:.0%}" for one in found)
+    table.add_row("breaks even when accepted", *needed, style="bold")
+    table.add_row("accepted", *("" if one.measured is None else f"{one.measured:.0%}" for one in found))
+    out.print(table)
 
 
 def _console(color: str) -> Console:

@@ -1,0 +1,1 @@
+"""What one command shows as a whole: the tables of `bench` and of `fit`."""
