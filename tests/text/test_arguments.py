@@ -182,7 +182,8 @@ def test_values_out_of_range_are_named(name: str, value: Any) -> None:
 def test_the_ends_of_every_range_are_taken() -> None:
     for name, ends in LIMITS.items():
         for value in ends:
-            assert getattr(SamplingParams(**{name: value}), name) == value
+            given: Any = {name: value}
+            assert getattr(SamplingParams(**given), name) == value
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,8 @@ MEAN_S = 2.0  # between two requests of one client
 LEAVING, STREAMING = 0.15, 0.7  # shares of requests
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HEADERS = {"content-type": "application/json"}
-EXACT = ("--no-flash-attn", "--no-draft-flash-attn")
-EXACT += tuple(f"--{side}type-{cache}=f32" for side in ("", "draft-") for cache in "kv")
+CACHES = (f"--{side}type-{cache}=f32" for side in ("", "draft-") for cache in "kv")
+EXACT = ("--no-flash-attn", "--no-draft-flash-attn", *CACHES)
 QUESTIONS = ("a word list", "another one", "what is a mutex?", "1, 2, 3,", "def f(x):\n", "é and 漢字")
 FORMS: tuple[Json, ...] = (
     {},
