@@ -72,3 +72,14 @@ def test_figures_are_those_that_were_saved(page: str, sentences: Any) -> None:
     text = " ".join((DOCS / f"{page}.md").read_text(encoding="utf-8").split())
     for sentence in sentences():
         assert sentence in text
+
+
+def test_the_tables_of_drafts_are_what_was_saved() -> None:
+    """docs/models.md's, as the scripts that measured make them."""
+    from bench.exactness import acceptance
+    from bench.speed import slim
+
+    text, saved = (DOCS / "models.md").read_text(encoding="utf-8"), result("acceptance")
+    others = [acceptance.table(result(path.stem)) for path in (DOCS / "results").glob("acceptance-*.json")]
+    for table in (acceptance.table(saved), acceptance.break_even(saved), slim.tables(), *others):
+        assert table in text

@@ -23,6 +23,7 @@ from specgguf.decode.drafters import ModelDrafter, Proposal
 from specgguf.decode.generation import generate
 from specgguf.decode.records import Round
 from specgguf.decode.sampling import Rng, Transform
+from specgguf.fit.slimming import cutting
 from specgguf.native import sequence as native
 from specgguf.native.context import Model
 from specgguf.native.weights import Weights
@@ -223,6 +224,34 @@ def test_a_draft_of_another_vocabulary(pair: tuple[Path, Path], plain: list[list
             assert text(llm.generate(prompt_of(llm, question), sampled).rounds())
             assert llm.last_stats.draft_n > 0
             assert llm.last_stats.off_reason == ""
+
+
+SCRIPTS = [
+    "用中文写一句关于海的话。",
+    "اكتب جملة عن البحر.",
+    "Three emoji for a party, then a sentence with more of them: 🎉",
+    "Write a Python class QuokkaZygoteXylophone with methods wombatulate and defenestrate_ocelot.",
+]
+
+
+@pytest.mark.parametrize("which", ["slimmed", "smollm2"])
+def test_text_of_other_scripts_is_right(
+    pair: tuple[Path, Path], strict: SpeculativeLlama, which: str, tmp_path: Path
+) -> None:
+    """Tokens that a draft of 8,192 ids, or of another vocabulary, cannot propose: greedy text is plain."""
+    draft = models.smollm2()
+    if which == "slimmed":
+        draft = cutting.cut(pair[1], tmp_path / "slim.gguf", 8192).path
+    params = SamplingParams(temperature=0.0, max_tokens=32)
+    n_drafted = 0
+    with SpeculativeLlama(str(pair[0]), str(draft), n_ctx=512, strict=True, draft=3, **THREADS) as llm:
+        for question in SCRIPTS:
+            prompt = prompt_of(llm, question)
+            wanted = text(strict.generate(prompt, params, draft="off").rounds())
+            assert text(llm.generate(prompt, params).rounds()) == wanted, question
+            assert llm.last_stats.off_reason == ""
+            n_drafted += llm.last_stats.draft_n
+    assert n_drafted > 20
 
 
 def test_a_sliding_window_over_three_turns() -> None:

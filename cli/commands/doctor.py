@@ -219,12 +219,13 @@ def _files(settings: Settings) -> tuple[Path, str | None, dict[str, Any]]:
 def _about(target: Path, draft: str | None, costs: Costs, rollback: dict[str, str]) -> dict[str, Any]:
     from specgguf.presets import HEADS
 
-    from specgguf.fit import predict
+    from specgguf.fit import predict, search
     from specgguf.models.nextn import prediction_heads
 
     about: dict[str, Any] = {
         "target": target.name,
         "draft": Path(draft).name if draft else None,
+        "slimmed": search.slimmed_draft(Path(draft)) if draft else "",
         "rollback": rollback,
         "verify_s": {n: costs.verify_s(n) for n in BATCH_SIZES},
         "draft_s": costs.draft_s if draft else None,
@@ -286,6 +287,8 @@ def _pair_rows(pair: dict[str, Any]) -> list[tuple[str, str]]:
     plain = pair["verify_s"][1]
     verify = ", ".join(f"{n}: {s * 1e3:.0f} ms" for n, s in pair["verify_s"].items())
     rows = [("target", pair["target"]), ("draft", pair["draft"] or "none")]
+    if pair["slimmed"]:
+        rows.append(("", pair["slimmed"]))
     rows.append(("rollback", ", ".join(f"{who} {rollback}" for who, rollback in pair["rollback"].items())))
     rows += [(f"layers of the {side}", where) for side, where in pair["placement"].items()]
     rows.append(("plain decoding", f"{1 / plain:.1f} tokens/s"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from specgguf.presets import ModelFile
 
     from specgguf.fit.draft_candidates import Candidate
+    from specgguf.fit.gains import Costs, Gain, Proposal
     from specgguf.models.inventory import Found
 
 
@@ -167,32 +169,92 @@ def _verified(model: Found, status: StatusOutput) -> str:
 
 @models.command(short_help="Find drafts for a target, and say why others do not match.")
 @click.argument("target", shell_complete=_complete)
+@click.option("--measure", is_flag=True, help="Load each pair and measure what its steps cost here.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
-def pair(target: str, as_json: bool) -> None:
-    """Find drafts for TARGET among what is here and the presets, and say why the others do not match."""
-    from specgguf.fit import draft_candidates
+def pair(target: str, measure: bool, as_json: bool) -> None:
+    """Find drafts for TARGET among what is here and the presets, and say why the others do not match.
+
+    Those of its family come first, then those of another vocabulary, each with the speed-up that is to be expected.
+    Where a slimmed draft would be faster, a line says so.
+    """
+    from specgguf.fit import draft_candidates, gains, hardware
     from specgguf.models import hub
 
     path = hub.cached(target)
     if path is None:
         raise ModelNotFound(f"{target} is not on this machine", hint=f"specgguf models pull {target}")
-    found = draft_candidates.candidates(Path(path))
+    costs = _measured_costs(Path(path)) if measure else gains.by_bytes(Path(path), hardware.this_machine())
+    found = gains.ranked(draft_candidates.candidates(Path(path)), costs)
+    proposal = gains.slimmed(found, costs)
     if as_json:
-        for c in found:
-            about = {"name": c.name, "bytes": c.bytes, "is_here": c.is_here, "why_not": c.why_not, "share": c.share}
-            click.echo(json.dumps(about, ensure_ascii=False))
+        _show_json(found, proposal)
         return
-    tables.show([(c.name, human_bytes(c.bytes), _fit(c)) for c in found], right=(1,))
-    if not any(not c.why_not for c in found):
+    tables.show([(g.candidate.name, human_bytes(g.candidate.bytes), _fit(g)) for g in found], right=(1,))
+    if all(g.candidate.why_not for g in found):
         click.echo("no model here can draft for it; -d ngram drafts from the text itself", err=True)
+        return
+    source = "costs measured here" if measure else "bytes alone (--measure runs them)"
+    click.echo(f"speed-ups are expected ones, from {source} and an assumed acceptance; bench measures", err=True)
+    if proposal is not None:
+        name = shlex.quote(proposal.whole.candidate.name)
+        text = f"slimmed to {proposal.n:,} tokens, {proposal.whole.candidate.name} would bring about"
+        click.echo(f"{text} {proposal.gain.speed_up:.2f}x: specgguf models slim {name}", err=True)
 
 
-def _fit(candidate: Candidate) -> str:
-    if candidate.why_not:
-        return candidate.why_not
-    if candidate.share < 1.0:
-        return f"another vocabulary: {candidate.share:.0%} of its tokens are the target's"
-    return "matches" if candidate.is_here else "to download"
+def _measured_costs(target: Path) -> Costs:
+    """What a pass and a draft step cost here, each pair loaded by itself; None for one that does not load."""
+    from specgguf.config import DRAFT_MAX_DEFAULT, DraftConfig
+    from specgguf.control.cost_cache import costs_for
+    from specgguf.fit import predict
+    from specgguf.loading import open_pair
+
+    known: dict[Path, predict.PairCosts | None] = {}
+
+    def measured(file: Path) -> predict.PairCosts | None:
+        config = DraftConfig("off", DRAFT_MAX_DEFAULT)
+        pair = open_pair(str(target), str(file), config, keywords={"n_ctx": 512, "n_gpu_layers": None})
+        try:
+            costs = costs_for(pair.engine.target, pair.engine.draft_model, DRAFT_MAX_DEFAULT)
+            return predict.PairCosts(costs.draft_s, costs.verify_s) if costs.known else None
+        finally:
+            pair.close()
+
+    def costs(candidate: Candidate) -> predict.PairCosts | None:
+        file = candidate.file
+        if not isinstance(file, Path):
+            return None
+        if file not in known:
+            try:
+                known[file] = measured(file)
+            except SpecggufError:
+                known[file] = None
+        return known[file]
+
+    return costs
+
+
+def _show_json(found: Sequence[Gain], proposal: Proposal | None) -> None:
+    for gain in found:
+        c = gain.candidate
+        about = {"name": c.name, "bytes": c.bytes, "is_here": c.is_here, "why_not": c.why_not, "share": c.share}
+        about |= {"kept": c.kept, "speed_up": gain.speed_up, "draft": gain.draft_n}
+        if proposal is not None and proposal.whole is gain:
+            about["slimmed"] = {"vocab_size": proposal.n, "speed_up": proposal.gain.speed_up}
+        click.echo(json.dumps(about, ensure_ascii=False))
+
+
+def _fit(gain: Gain) -> str:
+    c = gain.candidate
+    if c.why_not:
+        return c.why_not
+    text = "matches" if c.is_here else "to download"
+    if c.share < 1.0:
+        text = f"another vocabulary: {c.share:.0%} of its tokens are the target's"
+    if c.kept < 1.0:
+        text += f", slimmed: {c.kept:.0%} of a usual text is kept"
+    if gain.speed_up is None:
+        return text
+    return f"{text}; about {gain.speed_up:.2f}x" if gain.draft_n else f"{text}; plain decoding is as fast"
 
 
 @models.command(short_help="Cut a draft's vocabulary: a faster step.")

@@ -32,6 +32,8 @@ class Candidate:
         is_here: whether nothing has to be downloaded.
         why_not: what keeps it from drafting for this target; "" when nothing does.
         share: the part of its tokens that are the target's; 1 where the vocabulary is the same.
+        kept: of the tokens of a usual text, those that a slimmed draft can propose; 1 for a whole one.
+        file: where it lies, or how a preset describes it.
     """
 
     name: str
@@ -39,6 +41,8 @@ class Candidate:
     is_here: bool
     why_not: str = ""
     share: float = 1.0
+    kept: float = 1.0
+    file: Path | ModelFile | None = None
 
 
 def candidates(target: Path) -> list[Candidate]:
@@ -89,7 +93,8 @@ def of_presets(target: Path) -> list[Candidate]:
         if (preset.model.name, preset.model.bytes) == (target.name, target.stat().st_size):
             is_here = hub.cached(preset.draft_model, verify=False) is not None
             found.setdefault(
-                str(preset.draft_model), Candidate(str(preset.draft_model), preset.draft_model.bytes, is_here)
+                str(preset.draft_model),
+                Candidate(str(preset.draft_model), preset.draft_model.bytes, is_here, file=preset.draft_model),
             )
     return list(found.values())
 
@@ -99,11 +104,12 @@ def _candidate(model: Found, target_bytes: int, ours: object) -> Candidate:
         return Candidate(model.name, model.bytes, True, f"too large: {model.bytes / target_bytes:.0%} of the target")
     why_not = _difference(model.path, ours)
     if not why_not:
-        return Candidate(model.name, model.bytes, True)
+        return Candidate(model.name, model.bytes, True, kept=slim.kept_share(model.path), file=model.path)
     with suppress(SpecggufError), _vocabulary(model.path) as theirs:
         n, share = pair.shared(ours, theirs)
         if n >= pair.SHARE_MIN * min(vocab.vocab_size(ours), vocab.vocab_size(theirs)):
-            return Candidate(model.name, model.bytes, True, share=share)
+            kept = slim.kept_share(model.path)
+            return Candidate(model.name, model.bytes, True, share=share, kept=kept, file=model.path)
     return Candidate(model.name, model.bytes, True, why_not)
 
 

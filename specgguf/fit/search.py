@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from specgguf import presets
 from specgguf.errors import ConfigError, SpecggufError
-from specgguf.models import hub, remote_header
+from specgguf.models import hparams, hub, remote_header
 from specgguf.models.hparams import HParams
 from specgguf.presets import HEADS, NO_FILE, ModelFile, Preset
 
@@ -260,3 +261,9 @@ def describe_slimmed(hparams: HParams) -> str:
     """What a slimmed draft is, in a line."""
     kept = f"{hparams.n_vocab:,} of {hparams.n_vocab_source:,} tokens"
     return f"slimmed: proposes {kept}; embeddings are read row by row from {hparams.source}, which is not loaded"
+
+
+def slimmed_draft(path: Path) -> str:
+    """The same of a file; "" for any that is no slimmed draft, or no file."""
+    shape = hparams.of_file(path) if path.is_file() else None
+    return describe_slimmed(shape) if shape is not None and shape.n_vocab_source else ""

@@ -26,12 +26,12 @@ ARCHITECTURES = {
     "gemma3": True,
 }
 IDS, SOURCE, FINGERPRINT = "specgguf.slim.ids", "specgguf.slim.source", "specgguf.slim.fingerprint"
-N_VOCAB = "specgguf.slim.n_vocab"  # of the file that it was cut from
+N_VOCAB, KEPT = "specgguf.slim.n_vocab", "specgguf.slim.kept"  # of the file it was cut from; in a usual text
 N_IDS_MIN, STEP = 256, 64  # the fewest ids, and what their number is a multiple of: kernels take rows in groups
 _TOKENS, _MERGES = "tokenizer.ggml.tokens", "tokenizer.ggml.merges"
 _BY_TOKEN = (_TOKENS, "tokenizer.ggml.scores", "tokenizer.ggml.token_type")
 _EMBEDDING, _OUTPUT, _BIAS = "token_embd.weight", "output.weight", "output.bias"
-_STRING, _ARRAY = 8, 9
+_FLOAT, _STRING, _ARRAY = 6, 8, 9
 _BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # of a value, by its type
 _CHUNK = 1 << 22
 
@@ -73,6 +73,11 @@ def read(path: Path) -> Slimmed | None:
     if found:
         raise ConfigError(f"{why}: {found[0]} is another file by now", hint="specgguf models slim cuts it again")
     raise ModelNotFound(f"{why}: that file is not here", hint=f"put it beside {path.name}")
+
+
+def kept_share(path: Path) -> float:
+    """Of the tokens of a usual text, those that a slimmed draft keeps, as the file says; 1 for any other."""
+    return float(header.read(path).metadata.get(KEPT, 1.0))
 
 
 def check(path: Path) -> Header:
@@ -126,11 +131,14 @@ def _is_byte(text: str) -> bool:
     return len(text) == 6 and text.startswith("<0x") and text.endswith(">")
 
 
-def write(source: Path, out: Path, ids: Sequence[int], requantize: Callable[[Rows, int], Rows] | None = None) -> None:
+def write(
+    source: Path, out: Path, ids: Sequence[int], kept: float, requantize: Callable[[Rows, int], Rows] | None = None
+) -> None:
     """Write the slimmed draft, all of it or nothing.
 
     Args:
         ids: those to keep, ascending; a multiple of `STEP`.
+        kept: of the tokens of a usual text, those that are among them.
         requantize: other numbers for the output matrix: (rows, their length) -> rows.
 
     Raises:
@@ -141,7 +149,7 @@ def write(source: Path, out: Path, ids: Sequence[int], requantize: Callable[[Row
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with open(source, "rb") as stream, open(part, "wb") as file:
-            _write(stream, file, head, ids, _metadata(source, out, head, ids), requantize)
+            _write(stream, file, head, ids, _metadata(source, out, head, ids, kept), requantize)
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, out)
@@ -154,7 +162,7 @@ def write(source: Path, out: Path, ids: Sequence[int], requantize: Callable[[Row
         part.unlink(missing_ok=True)
 
 
-def _metadata(source: Path, out: Path, head: Header, ids: Sequence[int]) -> dict[str, bytes]:
+def _metadata(source: Path, out: Path, head: Header, ids: Sequence[int], kept: float) -> dict[str, bytes]:
     """What stands in the new file for some keys; b"" leaves one out. Others are copied."""
     place = {token: i for i, token in enumerate(ids)}
     named: dict[str, bytes] = {"tokenizer.chat_template": b"", f"{head.architecture}.vocab_size": _u32(len(ids))}
@@ -167,6 +175,7 @@ def _metadata(source: Path, out: Path, head: Header, ids: Sequence[int]) -> dict
         relative = source.name
     named[SOURCE] = _text(relative.replace(os.sep, "/"))
     named[FINGERPRINT] = _text(header.fingerprint(source))
+    named[KEPT] = struct.pack("<If", _FLOAT, kept)
     named[N_VOCAB] = _u32(head.count(_TOKENS))
     named[IDS] = struct.pack(f"<IIQ{len(ids)}i", _ARRAY, 5, len(ids), *ids)
     return named

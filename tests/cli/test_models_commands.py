@@ -148,7 +148,7 @@ def test_pair_says_which_drafts_match_and_why_others_do_not(run: Run, home: Path
     tiny.write_llama(folder / "numbers.gguf", tiny.numbered(40))  # hardly a token in common
     ran = run("models", "pair", "target.gguf")
     lines = ran.out.splitlines()
-    assert lines[0].split() == ["draft.gguf", lines[0].split()[1], "kB", "matches"]
+    assert lines[0].split()[:4] == ["draft.gguf", lines[0].split()[1], "kB", "matches;"]
     assert "bos token" in lines[1]
     (folder / "draft.gguf").unlink()
     assert "-d ngram" in run("models", "pair", "target.gguf").err
@@ -162,9 +162,15 @@ def test_pair_ranks_drafts_of_another_vocabulary_behind_the_same(run: Run, home:
     tiny.write_llama(folder / "other.gguf", tiny.byte_level([" the", "ing"]))
     lines = run("models", "pair", "target.gguf").out.splitlines()
     assert lines[0].startswith("same.gguf")
-    assert re.search(r"^other\.gguf .* another vocabulary: \d+% of its tokens are the target's$", lines[1])
-    shares = [json.loads(line)["share"] for line in run("models", "pair", "target.gguf", "--json").out.splitlines()]
-    assert shares[0] == 1.0 > shares[1] > 0.5
+    outlook = r"; (about \d\.\d\dx|plain decoding is as fast)$"
+    assert re.search(r"^same\.gguf .* matches" + outlook, lines[0])
+    assert re.search(r"^other\.gguf .* another vocabulary: \d+% of its tokens are the target's" + outlook, lines[1])
+    for more in ((), ("--measure",)):
+        ran = run("models", "pair", "target.gguf", "--json", *more)
+        rows = [json.loads(line) for line in ran.out.splitlines()]
+        assert rows[0]["share"] == 1.0 > rows[1]["share"] > 0.5
+        assert all(row["speed_up"] >= 1.0 for row in rows), "measured, or by bytes"
+        assert "expected ones, from" in run("models", "pair", "target.gguf", *more).err
 
 
 def test_a_draft_is_slimmed_and_drafts_for_its_target(run: Run, home: Path) -> None:
@@ -184,7 +190,15 @@ def test_a_draft_is_slimmed_and_drafts_for_its_target(run: Run, home: Path) -> N
     assert "draft-slim.gguf" in run("models", "list").out
     lines = run("models", "pair", "target.gguf").out.splitlines()
     assert [line.split()[0] for line in lines if "matches" in line] == ["draft-slim.gguf", "draft.gguf"]
+    assert "slimmed: " in lines[0]
     assert run("models", "slim", "draft-slim.gguf").code == 1
+    pair = ("-m", str(folder / "target.gguf"), "-d", str(path))
+    kept = f"slimmed: proposes 320 of {len(vocab)} tokens; embeddings are read row by row from draft.gguf"
+    assert kept in run("fit", *pair).out
+    assert kept in run("doctor", *pair, "-t", "1").out
+    assert run("presets", "save", "mine", *pair).code == 0
+    assert kept in run("fit", "-p", "mine").out
+    assert kept in run("doctor", "-p", "mine", "-t", "1").out
     assert "such as 32k" in run("models", "slim", "draft.gguf", "--vocab-size", "big").err
 
 

@@ -366,6 +366,14 @@ def test_the_same_cut_is_the_same_file(full: Path) -> None:
     assert slimmed(full, "a.gguf").read_bytes() == slimmed(full, "b.gguf").read_bytes()
 
 
+def test_the_bits_of_a_head_tell_in_its_logits(tmp_path: Path) -> None:
+    """ggml's own quantiser: q8_0 is nearer to the full matrix than q6_k, and that nearer than q4_0."""
+    shape = tiny.Shape(n_embd=256, n_head=8, n_head_kv=8)
+    full = tiny.write_llama(tmp_path / "full.gguf", BPE, shape=shape)
+    off = [worst_difference(full, slimmed(full, f"{name}.gguf", head=name), 7) for name in ("q8_0", "q6_k", "q4_0")]
+    assert 0.0 < off[0] < off[1] < off[2]
+
+
 def test_other_heads_load(full: Path) -> None:
     sizes = [slimmed(full, f"{name}.gguf", head=name).stat().st_size for name in ("q8_0", "q4_0")]
     assert sizes[0] > sizes[1]

@@ -5,7 +5,7 @@
 
 The target writes an answer by itself; each draft then reads it and is asked for its distribution at every token. The
 chance that token verification accepts is Σ min(p, q): no luck of coins, no clock. Slimmed drafts are cut from the first
-of the drafts. Results go to docs/results/acceptance.json.
+of the drafts. Results go to docs/results/acceptance.json or acceptance-NAME.json.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from specgguf.decode.records import always
 from specgguf.decode.sampling import Distribution, Logits, Rng, Transform, draw
 from specgguf.decode.sequence import run_alone
 from specgguf.decode.vocab_map import MappedTransform
+from specgguf.fit import predict
 from specgguf.fit.slimming import cutting
 from specgguf.loading import physical_cores
 from specgguf.native.context import Model
@@ -36,8 +37,9 @@ from specgguf.native.mapped.slimmed import open_draft
 from specgguf.native.sequence import Sequence as Cached
 from specgguf.native.weights import Weights
 
-FILE, PAGE = RESULTS / "acceptance.json", ROOT / "docs" / "models.md"
+PAGE = ROOT / "docs" / "models.md"
 BEGIN, END = "<!-- scripts/bench/run acceptance: begin -->", "<!-- scripts/bench/run acceptance: end -->"
+BEGIN_EVEN, END_EVEN = "<!-- scripts/bench/run acceptance: break-even -->", "<!-- break-even: end -->"
 AT_ONCE = 12  # tokens that a draft is asked about in one forward pass
 N_CTX = 1024
 # Texts of other scripts, and words that are rare in any table of counts.
@@ -99,13 +101,16 @@ def measure(options: argparse.Namespace) -> None:
     """Mean overlaps by draft, kind and temperature; kept after every kind."""
     threads = {"n_threads": options.n_threads, "n_threads_batch": options.n_threads}
     kinds = {prompt.kind: prompt.prompt for prompt in reversed(load_prompts(None))} | MORE
+    kinds = {kind: prompt for kind, prompt in kinds.items() if not options.only or kind in options.only}
     with tempfile.TemporaryDirectory() as folder:
         llm = SpeculativeLlama(str(options.model), n_ctx=N_CTX, draft="off", **threads)
         target, weights = llm._engine.target, llm._engine.target.weights
         paths = {path.stem: path for path in options.draft}
         for size in options.slim:
-            cut = cutting.cut(options.draft[0], Path(folder) / f"{size}.gguf", cutting.parse_size(size))
-            paths[f"{options.draft[0].stem}, {cut.n_ids:,} tokens"] = cut.path
+            number, _, head = size.partition(":")
+            out = Path(folder) / f"{number}-{head}.gguf"
+            cut = cutting.cut(options.draft[0], out, cutting.parse_size(number), head=head or None)
+            paths[f"{options.draft[0].stem}, {cut.n_ids:,} tokens{head and f' in {head}'}"] = cut.path
         drafts = {name: Asked(weights, path, threads) for name, path in paths.items()}
         found: Json = {name: {} for name in drafts}
         shares = {name: draft.map.share if draft.map is not None else 1.0 for name, draft in drafts.items()}
@@ -119,17 +124,40 @@ def measure(options: argparse.Namespace) -> None:
                 for name, draft in drafts.items():
                     found[name][f"{kind} {temperature:g}"] = statistics.mean(draft.overlaps(text, probs, params))
                 say(kind, temperature, *(f"{found[name][f'{kind} {temperature:g}']:.3f}" for name in drafts))
-            data = {**head, "shares": shares, "acceptance": found}
-            FILE.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+            found = added(file_of(options.name), head, shares, found)
+
+
+def file_of(name: str) -> Path:
+    """Where the results of this name lie; "" for the main ones."""
+    return RESULTS / f"acceptance{name and '-'}{name}.json"
+
+
+def added(file: Path, head: Json, shares: Json, found: Json) -> Json:
+    """Write what was found to what is saved of the same files and lengths, and give both."""
+    before: Json = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    if all(before.get(key) == head[key] for key in ("files", "tokens")) and before["shares"] == shares:
+        found = {name: before["acceptance"][name] | cells for name, cells in found.items()}
+        head = {**head, "commit": ", ".join(dict.fromkeys([*before["commit"].split(", "), head["commit"]]))}
+    data = {**head, "shares": shares, "acceptance": found}
+    file.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    return found
+
+
+def write_between(begin: str, end: str, text: str) -> None:
+    head, rest = PAGE.read_text(encoding="utf-8").split(begin)
+    PAGE.write_text(f"{head}{begin}\n\n{text}\n\n{end}{rest.split(end)[1]}", encoding="utf-8")
 
 
 def table(data: Json) -> str:
     """The saved result as Markdown."""
     kinds = [key.rpartition(" ")[0] for key in next(iter(data["acceptance"].values())) if key.endswith(" 0")]
-    head = ["draft", *kinds]
-    rows = [head, ["---", *["---:"] * len(kinds)]]
+    head = ["draft", *kinds, "English, of the first's"]
+    rows = [head, ["---", *["---:"] * (len(kinds) + 1)]]
+    means = {name: english(cells) for name, cells in data["acceptance"].items()}
+    first = next(iter(means.values()))
     for name, cells in data["acceptance"].items():
-        rows.append([name, *(" / ".join(f"{100 * cells[f'{kind} {t}']:.0f}" for t in ("0", "0.8")) for kind in kinds)])
+        row = [" / ".join(f"{100 * cells[f'{kind} {t}']:.0f}" for t in ("0", "0.8")) for kind in kinds]
+        rows.append([name, *row, f"{means[name] / first:.1%}"])
     lines = "\n".join("| " + " | ".join(row) + " |" for row in rows)
     text = f"one answer of {data['tokens']} tokens each"
     return (
@@ -137,11 +165,59 @@ def table(data: Json) -> str:
     )
 
 
+# How much each further token of a target's pass adds, as `specgguf.fit.predict` assumes it by device and weights.
+SLOPES = {"a graphics card": 0.03, "a CPU, F16 weights": 0.12, "a CPU, Q8_0 weights": 0.35, "a CPU, Q4 weights": 0.8}
+WANTED = (1.0, 1.2, 1.5, 2.0)
+RATIO_MAX = 1000.0
+
+
+def english(cells: Json) -> float:
+    """The mean over the kinds of the benchmark's own prompts."""
+    return float(statistics.mean(rate for cell, rate in cells.items() if cell.rpartition(" ")[0] not in MORE))
+
+
+def break_even(data: Json) -> str:
+    """How many steps of a draft a pass of the target must take for a gain, as Markdown: of the first draft and of those
+    of another vocabulary."""
+    head = ["draft", "accepted", "target on", *("pays from" if gain == 1.0 else f"{gain:g}x from" for gain in WANTED)]
+    rows = [head, ["---", "---:", "---", *["---:"] * len(WANTED)]]
+    first = next(iter(data["acceptance"]))
+    for name in (name for name, share in data["shares"].items() if share < 1.0 or name == first):
+        cells = data["acceptance"][name]
+        rate = english(cells)
+        for device, slope in SLOPES.items():
+            ratios = [least_ratio(rate, slope, gain) for gain in WANTED]
+            shown = ["never" if ratio is None else f"{ratio:.1f} steps" for ratio in ratios]
+            rows.append([name, f"{rate:.0%}", device, *shown])
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def least_ratio(acceptance: float, slope: float, gain: float) -> float | None:
+    """The least ratio of a target's pass to a draft step at which drafting is `gain` times as fast as plain decoding;
+    None where none is enough."""
+
+    def reached(ratio: float) -> bool:
+        costs = predict.PairCosts(1.0 / ratio, lambda n: 1.0 + slope * (n - 1))
+        return max(predict.speed_up(costs, acceptance, n) for n in predict.LENGTHS) > gain
+
+    low, high = 0.1, RATIO_MAX
+    if not reached(high):
+        return None
+    while high / low > 1.001:
+        middle = (low * high) ** 0.5
+        low, high = (low, middle) if reached(middle) else (middle, high)
+    return high
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-m", "--model", type=Path, metavar="FILE")
     parser.add_argument("-d", "--draft", type=Path, action="append", default=[], metavar="FILE")
-    parser.add_argument("--slim", nargs="*", default=[], metavar="N", help="sizes to cut the first draft to")
+    parser.add_argument(
+        "--slim", nargs="*", default=[], metavar="N", help="sizes to cut the first draft to, such as 32k or 32k:q4_0"
+    )
+    parser.add_argument("--name", default="", help="of a result of its own")
+    parser.add_argument("--only", nargs="*", default=[], metavar="KIND", help="these alone, beside what is saved")
     parser.add_argument("--tokens", type=int, default=48, metavar="N", help="of each answer [%(default)s]")
     parser.add_argument("--n-threads", type=int, default=physical_cores(), metavar="N", help="[%(default)s]")
     parser.add_argument("--page", action="store_true", help="only write docs/models.md's table")
@@ -150,9 +226,10 @@ def main() -> int:
         if options.model is None or not options.draft:
             parser.error("-m FILE and -d FILE")
         measure(options)
-    head, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
-    shown = table(json.loads(FILE.read_text(encoding="utf-8")))
-    PAGE.write_text(f"{head}{BEGIN}\n\n{shown}\n\n{END}{rest.split(END)[1]}", encoding="utf-8")
+    files = [file_of(""), *sorted(RESULTS.glob("acceptance-*.json"))]
+    saved = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    write_between(BEGIN, END, "\n\n".join(map(table, saved)))
+    write_between(BEGIN_EVEN, END_EVEN, break_even(saved[0]))
     return 0
 
 

@@ -98,9 +98,10 @@ def cut(source: Path, out: Path, size: int | None, *, corpus: Sequence[Path] = (
             raise Unsupported(f"{source.name}: {choice.why}", hint="--vocab-size 64k cuts it nevertheless")
         size, why = choice.best.n, choice.why
     ids = ranking.first(size)
-    slim.write(source, out, ids, None if head is None else lambda data, n: rows.requantized(data, n, head))
+    share = ranking.share(ids)
+    slim.write(source, out, ids, share, None if head is None else lambda data, n: rows.requantized(data, n, head))
     step = hparams.of_file(out).read_bytes / hparams.of_file(source).read_bytes
-    return Cut(out, len(ids), len(ranking.texts), ranking.share(ids), step, why)
+    return Cut(out, len(ids), len(ranking.texts), share, step, why)
 
 
 def chosen(source: Path, ranking: Ranking, own: Sequence[str] = ()) -> sizes.Choice:

@@ -172,7 +172,7 @@ def _tokens(weights: Weights, texts: Sequence[str]) -> list[list[int]]:
 
 @contextmanager
 def _loaded(path: Path) -> Iterator[tuple[Weights, Model]]:
-    weights = open_draft(str(path), {})
+    weights = open_draft(str(path), {"n_gpu_layers": -1})  # where a draft runs; without such a device, on the CPU
     try:
         model = Model(weights, n_ctx=_N_CTX, n_outputs_max=_AT_ONCE)
         try:
