@@ -1,4 +1,4 @@
-"""What drafting with a model's own prediction heads costs beside the target's pass, and what it must reach to pay.
+"""What drafting with a model's own prediction heads costs, and how often it must be right to pay.
 
   scripts/bench/run heads              two models' shapes, random weights; writes docs/results/heads.json
   scripts/bench/run heads --quick      does the script work? Files of a few megabytes; nothing is saved

@@ -1,4 +1,4 @@
-"""Write the tables and charts of docs/performance.md and docs/machines.md, and README's picture, from docs/results/.
+"""Write the tables and charts of docs/performance.md and docs/machines.md, and README's picture.
 
 scripts/bench/run page              rewrite what stands between the markers
 scripts/bench/run page --check      fail when a page is not what the results say
