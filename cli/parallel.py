@@ -5,6 +5,7 @@ It reads heads of files and does arithmetic; it loads nothing.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,14 +36,57 @@ def check(settings: Settings) -> None:
             require_whole(name, settings[name], least)
 
 
-def how_many(settings: Settings, pair: ChosenPair, n_max: int) -> int:
-    """So many texts at once fit with their contexts; 1 for recurrent memories."""
+@dataclass(frozen=True)
+class Together:
+    """So many texts at once, as a plan counts them: their caches are those of one long context.
+
+    Attributes:
+        n: the texts. cache_tokens: what the caches hold for all of them, where that is said.
+    """
+
+    n: int = 1
+    cache_tokens: int | None = None
+
+    @classmethod
+    def of(cls, settings: Settings, plan: Plan) -> Together:
+        """As the settings say; one alone where they do not."""
+        check(settings)
+        found = cls(settings["n_parallel"] or 1, settings["cache_tokens"])
+        if found.n > 1 and plan.target.hparams.is_recurrent:
+            raise SpecggufError("several recurrent states at once are not counted", hint="leave --parallel out")
+        if found.n == 1 and found.cache_tokens:
+            raise SpecggufError("--cache-tokens is for several texts at once", hint="--parallel N says how many")
+        return found
+
+    def of_all(self, plan: Plan) -> Plan:
+        """`plan`, a text's, with the caches of all."""
+        if self.n == 1:
+            return plan
+        return plan.with_n_ctx(self.cache_tokens or self.n * (plan.target.n_ctx + _cells_beside()))
+
+    def largest_n_ctx(self, plan: Plan) -> int:
+        """The longest context of each that fits; 0 if none does."""
+        from specgguf.fit import search
+
+        if self.n == 1:
+            return search.largest_n_ctx(plan)
+        longest = plan.target.hparams.n_ctx_train
+        most = search.most_cells(plan, self.n * (longest + _cells_beside()) + search.N_CTX_STEP)
+        return min(max(most // self.n - _cells_beside(), 0), longest)
+
+
+def _cells_beside() -> int:
     from specgguf.turns.caches import CELLS_BESIDE
 
+    return CELLS_BESIDE
+
+
+def how_many(settings: Settings, pair: ChosenPair, n_max: int) -> int:
+    """So many texts at once fit with their contexts; 1 for recurrent memories."""
     plan = plan_of(settings, pair)
     if plan.target.hparams.is_recurrent:
         return 1
-    each = (settings["n_ctx"] or plan.target.n_ctx) + CELLS_BESIDE
+    each = (settings["n_ctx"] or plan.target.n_ctx) + _cells_beside()
     while n_max > 1 and not plan.with_n_ctx(n_max * each).fits:
         n_max //= 2
     return n_max

@@ -31,7 +31,7 @@ from .grammar.cursor import CompiledGrammar, compile_grammar, compiled
 from .llama_names import LlamaNames
 from .loading import Places, open_pair
 from .text import tokenize as prompts
-from .text.arguments import completion_params, draft_config, token_ids, tool_request
+from .text.arguments import completion_params, draft_config, thinking_of, token_ids, tool_request
 from .text.completion import ChatCompletion, Completion, ResponseMetadata, TextCompletion
 from .text.detokenize import Detokenizer, ReasoningSplitter, open_reasoning
 from .text.logprobs import ChatLogprobWriter, LogprobWriter
@@ -208,13 +208,19 @@ class SpeculativeLlama(LlamaNames, AsyncCalls):
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         enable_thinking: bool | None = None,
+        reasoning_effort: str | None = None,
     ) -> RenderedPrompt:
-        """The prompt's token ids of a conversation, by the model's own template, with exactly one BOS.
+        """The prompt's token ids of a conversation, by the model's own template, with exactly one BOS. For
+        `enable_thinking` and `reasoning_effort` see `create_chat_completion`.
 
         Raises:
             ContextFull: it is so long that no tokens could make it fit.
         """
-        prompt = self._template.render(messages, tools=tools, enable_thinking=enable_thinking)
+        if (is_thinking := enable_thinking) is None:
+            is_thinking = thinking_of(reasoning_effort)
+        prompt = self._template.render(
+            messages, tools=tools, enable_thinking=is_thinking, reasoning_effort=reasoning_effort
+        )
         add_bos = not self._template.has_bos(prompt)
         tokens = prompts.rendered_ids(self._pair.weights, prompt, add_bos=add_bos, n_ctx=self.n_ctx())
         return RenderedPrompt(tokens, open_reasoning(prompt))
@@ -465,6 +471,7 @@ class SpeculativeLlama(LlamaNames, AsyncCalls):
         min_tokens: int = 0,
         ignore_eos: bool = False,
         enable_thinking: bool | None = None,
+        reasoning_effort: str | None = None,
         draft: int | str | None = None,
         draft_max: int | None = None,
         timeout: float | None = None,
@@ -473,6 +480,8 @@ class SpeculativeLlama(LlamaNames, AsyncCalls):
 
         Args:
             enable_thinking: passed to the template; None leaves the choice to it.
+            reasoning_effort: passed to the template, which may know it; "none" is thinking off, "minimal" leaves it to
+                the template, "low" to "max" are thinking on, unless `enable_thinking` says otherwise.
         """
         reply = self._chat(locals())
         return reply.chunks() if stream else reply.whole()
@@ -488,12 +497,15 @@ class SpeculativeLlama(LlamaNames, AsyncCalls):
         if request.tools and not (request.forced or request.is_required or self._template.knows_tools):
             raise Unsupported("this model's chat template knows no tools", hint="force one with tool_choice")
         grammar = request.grammar if call["grammar"] is None else call["grammar"]
+        if call["top_logprobs"] and not call["logprobs"]:
+            raise ConfigError("top_logprobs needs logprobs=True")
         n_top = (call["top_logprobs"] or 0) if call["logprobs"] else None
         params, config = completion_params(self._config, {**call, "grammar": grammar, "logprobs": n_top})
         params = replace(params, stop=(*params.stop, *self._template.stop))
         prompt = call["messages"]
         if not isinstance(prompt, RenderedPrompt):
-            prompt = self.render(prompt, tools=request.tools, enable_thinking=call["enable_thinking"])
+            switches = {name: call[name] for name in ("enable_thinking", "reasoning_effort")}
+            prompt = self.render(prompt, tools=request.tools, **switches)
         return ChatCompletion(
             self._metadata_of(call),
             self._generation(prompt, params, config, call["timeout"], ReasoningSplitter(prompt.reasoning_tag)),

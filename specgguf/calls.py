@@ -75,6 +75,7 @@ class ChatOptions(SharedOptions, total=False):
     logprobs: bool | None
     top_logprobs: int | None
     enable_thinking: bool | None
+    reasoning_effort: str | None
 
 
 # --- awaited --------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import numbers
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -22,6 +23,24 @@ DRAFT_MAX_DEFAULT = 5
 DRAFT_MAX_LIMIT = 16
 DRAFT_VOCABS = ("same", "any")  # whose vocabulary a draft may have: the target's alone, or another one
 BIAS_LIMIT = 1e30  # logits are 32 bits wide: beyond it, sums and penalties would leave their range
+
+# What a sampling value may be, of either face: Python's keywords and the fields of requests.
+LIMITS: Mapping[str, tuple[float, float]] = {
+    "temperature": (-100, 100),
+    "top_k": (-(2**31), 2**31 - 1),
+    "top_p": (0, 1),
+    "min_p": (0, 1),
+    "typical_p": (0, 1),
+    "repeat_penalty": (0.01, 100),  # logits are divided by it
+    "frequency_penalty": (-100, 100),
+    "presence_penalty": (-100, 100),
+    "penalty_last_n": (0, 2**31 - 1),
+    "min_tokens": (0, 2**31 - 1),
+    "max_tokens": (-(2**31), 2**63 - 1),
+    "seed": (-(2**63), 2**64 - 1),
+    "logprobs": (0, 100),
+}
+WHOLE = ("top_k", "penalty_last_n", "min_tokens", "max_tokens", "seed", "logprobs")
 
 # Context types that `Llama` takes as ggml numbers, by the names that people type.
 KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "bf16": 30}
@@ -52,15 +71,15 @@ def require_number(name: str, value: object, low: float, high: float, *, kind: s
         number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
     except OverflowError:
         number = math.inf
-    if not math.isfinite(number) or not low <= number <= high:
+    if not math.isfinite(number) or not low <= value <= high:  # type: ignore[operator]  # exact: a float would round it
         bounds = f" from {low:g} to {high:g}" if math.isfinite(high) else f" of at least {low:g}"
         raise ConfigError(f"{name} must be {kind}{bounds if math.isfinite(low) else ''}, not {value!r:.60}")
 
 
-def require_whole(name: str, value: object, low: int, high: int | float = math.inf) -> None:
+def require_whole(name: str, value: object, low: float, high: float = math.inf) -> None:
     """Raise ConfigError unless `value` is an int with low <= value <= high."""
     if not isinstance(value, int) or isinstance(value, bool):
-        raise ConfigError(f"{name} must be a whole number, not {value!r}")
+        raise ConfigError(f"{name} must be a whole number, not {value!r:.60}")
     require_number(name, value, low, high, kind="a whole number")
 
 
@@ -106,27 +125,29 @@ class SamplingParams:
     grammar: Any = None
 
     def __post_init__(self) -> None:
-        require_number("temperature", self.temperature, -math.inf, math.inf)
-        require_whole("top_k", self.top_k, -(2**31))
-        require_number("top_p", self.top_p, 0.0, math.inf)
-        require_number("min_p", self.min_p, 0.0, 1.0)
-        require_number("typical_p", self.typical_p, 0.0, math.inf)
-        require_number("repeat_penalty", self.repeat_penalty, 1e-3, 1e3)
-        require_number("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
-        require_number("presence_penalty", self.presence_penalty, -100.0, 100.0)
-        if not all(bias == -math.inf or abs(bias) <= BIAS_LIMIT for bias in self.logit_bias.values()):
-            raise ConfigError(f"logit_bias must be -inf (forbidden) or numbers from -{BIAS_LIMIT:g} to {BIAS_LIMIT:g}")
-        require_whole("penalty_last_n", self.penalty_last_n, 0)
-        require_whole("min_tokens", self.min_tokens, 0)
-        if self.max_tokens is not None:
-            require_whole("max_tokens", self.max_tokens, -(2**31))
-        if self.seed is not None:
-            require_whole("seed", self.seed, -(2**63))
-        if self.logprobs is not None:
-            require_whole("logprobs", self.logprobs, 0, 100)
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        object.__setattr__(self, "stop", tuple(s for s in self.stop if s))
+        for name, (low, high) in LIMITS.items():
+            value = getattr(self, name)
+            if value is not None or name not in ("max_tokens", "seed", "logprobs"):
+                (require_whole if name in WHOLE else require_number)(name, value, low, high)
+        if not isinstance(self.ignore_eos, bool):
+            raise ConfigError(f"ignore_eos must be True or False, not {self.ignore_eos!r:.60}")
+        self._check_bias()
+        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
+        if not isinstance(stop, list | tuple) or not all(isinstance(s, str) for s in stop):
+            raise ConfigError(f"stop must be a text or a list of texts, not {self.stop!r:.60}")
+        object.__setattr__(self, "stop", tuple(s for s in stop if s))
+
+    def _check_bias(self) -> None:
+        if not isinstance(self.logit_bias, Mapping):
+            raise ConfigError(f"logit_bias must map token ids to numbers, not {self.logit_bias!r:.60}")
+        for token, bias in self.logit_bias.items():
+            if not isinstance(token, numbers.Integral):
+                raise ConfigError(f"logit_bias must map token ids to numbers: {token!r:.60} is no token id")
+            if not isinstance(bias, numbers.Real) or not (bias == -math.inf or abs(bias) <= BIAS_LIMIT):
+                raise ConfigError(
+                    f"logit_bias must be -inf (forbidden) or numbers from -{BIAS_LIMIT:g} to {BIAS_LIMIT:g}, "
+                    f"not {bias!r:.60}"
+                )
 
 
 @dataclass(frozen=True)
@@ -153,7 +174,7 @@ class DraftConfig:
         require_whole("draft_first", self.draft_first, 0, DRAFT_MAX_LIMIT)
         require_whole("draft_max", self.draft_max, 1, DRAFT_MAX_LIMIT)
         if self.temperature is not None:
-            require_number("draft_temperature", self.temperature, -math.inf, math.inf)
+            require_number("draft_temperature", self.temperature, *LIMITS["temperature"])
         if self.verify not in ("auto", "token", "block"):
             raise ConfigError(f"verify must be auto, token or block, not {self.verify!r}")
         require_draft_vocab(self.vocab)

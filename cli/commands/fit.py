@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from specgguf.cli import parallel
 from specgguf.cli.click_options import GroupedCommand, SectionOption, options
 from specgguf.cli.settings import Settings, gather
 from specgguf.cli.terminal.views import fit_view
@@ -43,7 +44,7 @@ def _machine_option(*names: str, **keywords: Any) -> Callable[[F], F]:
 @click.option("--exact", is_flag=True, help="Ask llama.cpp itself about buffers, without loading weights.")
 @click.option("--predict", is_flag=True, help="Expected speed-up by draft length and acceptance: a prediction.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
-@options("Hardware")
+@options("Together", "Hardware")
 def fit(
     vram: str, unified: str, device: str, gpus: int, exact: bool, predict: bool, as_json: bool, **flags: Any
 ) -> int:
@@ -52,6 +53,7 @@ def fit(
     \b
       specgguf fit                         the pair that -p auto would take
       specgguf fit -m REF -d REF -c 0      the largest context that fits
+      specgguf fit --parallel 8            with caches for eight texts at once
       specgguf fit -p gpu-24gb --device "RTX 4090" --predict
 
     Exits with 1 where the pair does not fit.
@@ -62,23 +64,24 @@ def fit(
     elsewhere = bool(vram or unified or device)
     machine = described(vram=vram, unified=unified, device=device, n_devices=gpus) if elsewhere else this_machine()
     plan, paths, why = _plan(settings, machine)
+    together = parallel.Together.of(settings, plan)
     if plan.target.n_ctx == 0:
-        from specgguf.fit.search import largest_n_ctx
-
-        plan = plan.with_n_ctx(largest_n_ctx(plan) or 256)
+        plan = plan.with_n_ctx(together.largest_n_ctx(plan) or 256)
+    alone, plan = plan, together.of_all(plan)
     plan, lent = _lent(plan, settings)
     if lent and exact:
         raise SpecggufError("--exact knows only this machine", hint="leave it out for the formula")
     sizes = _measured(plan, paths) if exact else plan.footprint
     fits = sizes.fits and all(share.fits for share in lent)
     if as_json:
-        about = fit_view.as_json(plan, sizes) | {"fits": fits, "workers": [share.as_json() for share in lent]}
+        about: dict[str, Any] = fit_view.as_json(plan, sizes) | {"fits": fits, "n_parallel": together.n}
+        about |= {"workers": [share.as_json() for share in lent]}
         click.echo(json.dumps(about, ensure_ascii=False, indent=1))
         return 0 if fits else NO_FIT
     if why:
         click.echo(why, err=True)
     fit_view.show_workers(lent)
-    fit_view.show(plan, sizes)
+    fit_view.show(plan, sizes, together.n, together.largest_n_ctx(alone) if together.n > 1 else None)
     if predict:
         click.echo()
         fit_view.show_prediction(_costs(plan), measured=False)

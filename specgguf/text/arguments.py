@@ -31,6 +31,7 @@ SAMPLING = (
     "temperature top_p min_p typical_p top_k frequency_penalty presence_penalty repeat_penalty max_tokens seed "
     "min_tokens ignore_eos logprobs"
 ).split()
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
 def completion_params(config: DraftConfig, arguments: Mapping[str, Any]) -> tuple[SamplingParams, DraftConfig]:
@@ -63,6 +64,17 @@ def completion_params(config: DraftConfig, arguments: Mapping[str, Any]) -> tupl
     return params, draft_config(config, arguments.get("draft"), arguments.get("draft_max"))
 
 
+def thinking_of(reasoning_effort: str | None) -> bool | None:
+    """The template's `enable_thinking` that an effort stands for; None where it says nothing about that.
+
+    Raises:
+        ConfigError: it is no effort.
+    """
+    if reasoning_effort is not None and reasoning_effort not in EFFORTS:
+        raise ConfigError(f"reasoning_effort must be one of {', '.join(EFFORTS)}, not {reasoning_effort!r:.60}")
+    return None if reasoning_effort in (None, "minimal") else reasoning_effort != "none"
+
+
 def token_ids(tokens: Any) -> list[int]:
     """A prompt's ids as plain ints.
 
@@ -91,7 +103,7 @@ def _logit_bias(bias: object) -> dict[int, float]:
         raise ConfigError(f"logit_bias must map token ids to numbers, not {bias!r:.60}")
     try:
         return {int(token): float(value) for token, value in bias.items()}
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ConfigError("logit_bias must map token ids to numbers") from error
 
 

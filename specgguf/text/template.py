@@ -86,6 +86,7 @@ class ChatTemplate:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         enable_thinking: bool | None = None,
+        reasoning_effort: str | None = None,
         add_generation_prompt: bool = True,
     ) -> Rendered:
         """The prompt text, ending where the assistant speaks (see `has_bos` before tokenizing it).
@@ -94,13 +95,14 @@ class ChatTemplate:
             messages: a conversation; checked by `normalized`. Where an answer's text comes last, the prompt ends with
                 it, so that the assistant goes on from there.
             tools: functions that the model may call.
-            enable_thinking: passed to the template; None leaves the choice to it.
+            enable_thinking, reasoning_effort: passed to the template; None leaves the choice to it.
             add_generation_prompt: False ends after the last message.
 
         Raises:
             ConfigError: a message is malformed, or the template refuses the conversation.
         """
-        switches = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
+        given = {"enable_thinking": enable_thinking, "reasoning_effort": reasoning_effort}
+        switches = {name: value for name, value in given.items() if value is not None}
         wanted = (bool(tools), add_generation_prompt)
         formatter = self._formatters.get(wanted) or self._formatters[False, add_generation_prompt]
         plain = normalized(messages)
@@ -144,10 +146,12 @@ class NamedTemplate(ChatTemplate):
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         enable_thinking: bool | None = None,
+        reasoning_effort: str | None = None,
         add_generation_prompt: bool = True,
     ) -> Rendered:
-        """As `ChatTemplate.render`; these formats know neither tools nor thinking."""
-        if tools or enable_thinking is not None or not add_generation_prompt:
+        """As `ChatTemplate.render`; these formats know neither tools nor thinking: an effort is left out, a switch is
+        not."""
+        if tools or (enable_thinking is not None and reasoning_effort is None) or not add_generation_prompt:
             raise Unsupported("a named chat_format takes neither tools nor enable_thinking")
         plain = normalized(messages)
         protected, _, put_back = self._control.protect(plain, ())

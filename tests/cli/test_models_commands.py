@@ -290,6 +290,21 @@ def lending(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "ask", ask)
 
 
+def test_fit_counts_the_caches_of_several_at_once(run: Run, tiny_chat: Pair) -> None:
+    pair = ["-m", str(tiny_chat.target), "-d", str(tiny_chat.draft), "-c", "1008"]
+    one, four, little = (
+        json.loads(run("fit", *pair, *more, "--json").out)["target"]["host_kv"]
+        for more in ([], ["--parallel", "4"], ["--parallel", "4", "--cache-tokens", "2048"])
+    )
+    assert 3.9 * one <= four <= 4.2 * one, "and a few cells beside each"
+    assert 1.9 * one <= little <= 2.1 * one
+    said = run("fit", *pair, "--parallel", "4").out
+    assert re.search(r"fits; so does a context of up to \d+ tokens for each of 4", said)
+    refused = run("fit", *pair, "--cache-tokens", "100")
+    assert refused.code == 1
+    assert "--parallel N says how many" in refused.err
+
+
 @pytest.mark.usefixtures("lending")
 def test_fit_shows_each_worker_and_what_stays_here(run: Run, tiny_chat: Pair) -> None:
     model = ["-m", str(tiny_chat.target), "-d", "none"]

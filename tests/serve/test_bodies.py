@@ -94,6 +94,9 @@ def test_words_of_other_servers() -> None:
     assert chat(reasoning_effort="low").keywords["enable_thinking"] is True
     assert "enable_thinking" not in chat(reasoning_effort="minimal").keywords
     assert chat(reasoning_effort="high", enable_thinking=False).keywords["enable_thinking"] is False
+    for asked in ({"reasoning_effort": "high"}, {"chat_template_kwargs": {"reasoning_effort": "high"}}):
+        assert chat(**asked).keywords["reasoning_effort"] == "high"
+        assert chat({"enable_thinking": False}, **asked).keywords["enable_thinking"] is True, "a body wins"
     assert chat(n=3).n == 3
     assert chat(logprobs=False, top_logprobs=0).keywords["logprobs"] is False
     assert completion(logit_bias=[[5, -100], [6, False]]).keywords["logit_bias"] == {5: -100.0, 6: -100.0}
@@ -115,6 +118,19 @@ def test_words_of_other_servers() -> None:
         {"xtc_probability": 0.5},
         {"dry_multiplier": 0.8},
         {"reasoning_effort": "most"},
+        {"chat_template_kwargs": {"reasoning_effort": 5}},
+        {"chat_template_kwargs": {"reasoning_effort": []}},
+        {"temperature": -1},
+        {"temperature": 101},
+        {"top_p": 5.0},
+        {"min_p": -0.1},
+        {"typical_p": 2},
+        {"top_k": 2**31},
+        {"repeat_penalty": 0},
+        {"repetition_penalty": 1000},
+        {"frequency_penalty": 101},
+        {"presence_penalty": -101},
+        {"seed": 2**64},
         {"n": 0},
         {"grammar": 'root ::= "a"', "response_format": {"type": "json_object"}},
     ],

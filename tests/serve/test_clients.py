@@ -6,7 +6,9 @@ is skipped, with what to type; `tests/support/clients.py` makes the table of doc
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -398,3 +400,44 @@ def test_lm_eval(base_url: str) -> None:
     settings = {"until": ["."], "max_gen_toks": 6, "do_sample": False}
     asked = [Instance("generate_until", {}, (prompt, settings), i) for i, (prompt, _) in enumerate(pairs)]
     assert [type(text) for text in model.generate_until(asked)] == [str] * 20
+
+
+# --- llm ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def llm_model(base_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What stands in the program's own list of further models of OpenAI's protocol."""
+    import llm
+
+    monkeypatch.setenv("LLM_USER_PATH", str(tmp_path))
+    known = {
+        "model_id": "here",
+        "model_name": "tiny",
+        "api_base": base_url,
+        "supports_schema": True,
+        "api_key_name": "here",
+    }
+    (tmp_path / "extra-openai-models.yaml").write_text(json.dumps([known]))
+    model = llm.get_model("here")
+    model.key = KEY
+    return model
+
+
+@works("llm", "chat")
+def test_llm(llm_model: Any) -> None:
+    response = llm_model.prompt("a word list", stream=False, max_tokens=8, temperature=0)
+    assert response.text()
+    assert response.usage().output == 8
+
+
+@works("llm", "streams")
+def test_llm_streams(llm_model: Any) -> None:
+    whole = llm_model.prompt("a word list", stream=False, max_tokens=8, temperature=0).text()
+    assert "".join(llm_model.prompt("a word list", max_tokens=8, temperature=0)) == whole
+
+
+@works("llm", "schemas")
+def test_llm_schemas(llm_model: Any) -> None:
+    text = llm_model.prompt("a word list", schema=Answer, stream=False, max_tokens=LONG).text()
+    assert isinstance(Answer.model_validate_json(text), Answer)

@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DOC = ROOT / "docs" / "server.md"
 TESTS = ROOT / "tests" / "serve" / "test_clients.py"
 START, END = "<!-- clients -->", "<!-- /clients -->"
+SMALL = ("openai", "llm")  # in the group `test`, and clean
 FEATURES = ("chat", "streams", "tools", "schemas", "responses", "completions", "full context")
 WORKS = re.compile(r'@works\("([\w.-]+)", "([\w ]+)"\)')
 
@@ -46,7 +47,7 @@ def version(client: str) -> str | None:
 
 def large_ones() -> list[str]:
     """Those of the group `clients` that are installed."""
-    return [client for client, _ in sorted(marked()) if client != "openai" and version(client) is not None]
+    return [client for client, _ in sorted(marked()) if client not in SMALL and version(client) is not None]
 
 
 def marked() -> set[tuple[str, str]]:

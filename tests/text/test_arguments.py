@@ -11,9 +11,17 @@ import llama_cpp
 import pytest
 
 from specgguf import ConfigError, SamplingParams, SpeculativeLlama, Unsupported
-from specgguf.config import DraftConfig
+from specgguf.config import LIMITS, DraftConfig
 from specgguf.grammar.sources import json_grammar, read_grammar, tools_grammar
-from specgguf.text.arguments import NEUTRAL, SAMPLING, ToolRequest, completion_params, draft_config, tool_request
+from specgguf.text.arguments import (
+    NEUTRAL,
+    SAMPLING,
+    ToolRequest,
+    completion_params,
+    draft_config,
+    thinking_of,
+    tool_request,
+)
 
 CONFIG = DraftConfig(draft="auto", draft_max=5)
 DEFAULTS = {
@@ -144,9 +152,22 @@ def test_drafting_that_is_none(given: Any) -> None:
         ("temperature", 10**400),
         ("seed", -(10**400)),
         ("top_k", 1.5),
+        ("temperature", 101),
+        ("temperature", -101.0),
+        ("top_k", 2**31),
         ("top_p", -0.1),
+        ("top_p", 5.0),
+        ("typical_p", 1.01),
         ("min_p", 1.5),
         ("repeat_penalty", 0),
+        ("repeat_penalty", 101),
+        ("frequency_penalty", -101),
+        ("presence_penalty", 1e30),
+        ("seed", 2**64),
+        ("ignore_eos", "yes"),
+        ("ignore_eos", 1),
+        ("temperature", None),
+        ("temperature", True),
         ("seed", "x"),
         ("max_tokens", 2.5),
         ("logprobs", -1),
@@ -156,6 +177,51 @@ def test_drafting_that_is_none(given: Any) -> None:
 def test_values_out_of_range_are_named(name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=f"^{name} must be "):
         params(**{name: value})
+
+
+def test_the_ends_of_every_range_are_taken() -> None:
+    for name, ends in LIMITS.items():
+        for value in ends:
+            given: Any = {name: value}
+            assert getattr(SamplingParams(**given), name) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("logit_bias", {1: "x"}),
+        ("logit_bias", {1: math.nan}),
+        ("logit_bias", {1: math.inf}),
+        ("logit_bias", {1: None}),
+        ("logit_bias", {"1": 1.0}),
+        ("logit_bias", {0.5: 1.0}),
+        ("logit_bias", [1]),
+        ("logit_bias", None),
+        ("stop", 5),
+        ("stop", (1, 2)),
+        ("stop", None),
+    ],
+)
+def test_what_is_no_bias_and_no_stop_is_named(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"^{name} must "):
+        SamplingParams(**{name: value})
+
+
+def test_a_calls_bias_beyond_all_numbers_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"^logit_bias must "):
+        params(logit_bias={1: 10**400})
+
+
+def test_an_effort_is_a_switch_too() -> None:
+    assert [thinking_of(effort) for effort in (None, "minimal", "none", "low", "max")] == [
+        None,
+        None,
+        False,
+        True,
+        True,
+    ]
+    with pytest.raises(ConfigError, match="reasoning_effort must be one of none, minimal"):
+        thinking_of("most")
 
 
 # --- tools and forms of an answer ---------------------------------------------------------------------------------

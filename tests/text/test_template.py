@@ -235,3 +235,26 @@ def test_fit_keeps_an_end_of_the_conversation(sizes: list[int], system: bool, bu
     assert words(kept) <= budget
     assert kept == head + turns[2 * n_dropped :]
     assert (n_dropped == 0) == (words(head + turns) <= budget)
+
+
+# As in gpt-oss: how much to think is a line of the system prompt.
+EFFORT = (
+    "{% if reasoning_effort is not defined %}{% set reasoning_effort = 'medium' %}{% endif %}"
+    "Reasoning: {{ reasoning_effort }}\n{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
+)
+
+
+def test_an_effort_reaches_a_template_that_knows_it() -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    assert template(EFFORT).render(messages) == "Reasoning: medium\nhi\n"
+    assert template(EFFORT).render(messages, reasoning_effort="high") == "Reasoning: high\nhi\n"
+    plain = template(QWEN3_LIKE)
+    assert plain.render(messages, reasoning_effort="high") == plain.render(messages)
+
+
+def test_a_named_format_leaves_an_effort_out_and_refuses_a_switch() -> None:
+    chatml, messages = NamedTemplate("chatml"), [{"role": "user", "content": "hi"}]
+    effort: dict[str, Any] = {"enable_thinking": True, "reasoning_effort": "low"}
+    assert chatml.render(messages, **effort) == chatml.render(messages)
+    with pytest.raises(Unsupported, match="enable_thinking"):
+        chatml.render(messages, enable_thinking=True)

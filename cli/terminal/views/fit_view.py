@@ -17,8 +17,13 @@ if TYPE_CHECKING:
 MB = 10**6  # the unit of files and of every other figure that is shown
 
 
-def show(plan: Plan, sizes: Footprint) -> None:
-    """The pair, the table of what it takes, and whether it fits."""
+def show(plan: Plan, sizes: Footprint, n_parallel: int = 1, largest: int | None = None) -> None:
+    """The pair, the table of what it takes, and whether it fits.
+
+    Args:
+        n_parallel: texts that share the plan's context.
+        largest: the longest context of each of them that fits; None: of one alone.
+    """
     from specgguf.fit import search as planning
 
     for label, load in (("target", plan.target), (_drafts(plan), plan.draft)):
@@ -38,15 +43,19 @@ def show(plan: Plan, sizes: Footprint) -> None:
     click.echo()
     if not plan.target.hparams.is_sure:
         click.echo("the formula does not know this architecture's memory: --exact asks llama.cpp", err=True)
+    if not sizes.fits and n_parallel > 1:
+        click.echo("does not fit. Fewer at once (--parallel), or a shorter context (--n-ctx), would")
+        return
     if not sizes.fits:
         change = planning.cheapest_change(plan)
         click.echo(f"does not fit. Cheapest change: {change.text}" if change else "does not fit")
         if change:
             click.echo(f"  {change.flags}")
         return
-    largest = planning.largest_n_ctx(plan)
+    largest = planning.largest_n_ctx(plan) if largest is None else largest
     own = " (the model's own limit)" if largest >= plan.target.hparams.n_ctx_train else ""
-    click.echo(f"fits; so does a context of up to {largest} tokens{own}")
+    each = f" for each of {n_parallel}" if n_parallel > 1 else ""
+    click.echo(f"fits; so does a context of up to {largest} tokens{each}{own}")
 
 
 def show_workers(lent: list[WorkerShare]) -> None:

@@ -2,7 +2,9 @@
 
 scripts/bench/run crowd --model M.gguf [--draft-model D.gguf] [--clients 64] [--seconds 600] [--save FILE]. An honest
 client asks for a few tokens, whole or as a stream, again and again; where the queue is full it comes back when it is
-told to. A bomb is a grammar that takes long, or a prompt of special tokens; a leaver goes after its first bytes.
+told to. A bomb is a grammar that takes long, or a prompt of special tokens; a leaver goes after its first bytes. Memory
+is looked at after a quarter, half and all of the time: the same load once, twice and four times. The same command again
+adds another run, with a new server, to the saved file.
 """
 
 from __future__ import annotations
@@ -49,25 +51,11 @@ def main() -> int:
     with serving(options.model, options.draft_model, "--queue", "128", "--time-limit", "5") as child:
         crowd = Crowd(child, options.seconds)
         crowd.run(options.clients)
-        health, rss_mb = child.health(), child.rss_mb()
-    seconds = sorted(crowd.seconds)
-    result = {
-        "n_clients": options.clients,
-        "seconds": options.seconds,
-        "honest": dict(sorted(crowd.honest.items())),
-        "least_served": min(crowd.served.values(), default=0),
-        "answer_s": {
-            "median": round(statistics.median(seconds), 2),
-            "p95": round(seconds[int(0.95 * len(seconds))], 2),
-            "max": round(seconds[-1], 2),
-        },
-        "bombs": dict(sorted(crowd.bombs.items())),
-        "n_leavers": crowd.n_leavers,
-        "n_idle": crowd.n_idle,
-        "health": health,
-        "rss_mb": [crowd.begun_mb, rss_mb],
-        "faults": crowd.faults[:50],
-    }
+        health = child.health()
+    run = crowd.result() | {"health": health}
+    saved = options.save is not None and options.save.exists()
+    runs = [*(json.loads(options.save.read_text())["runs"] if saved else []), run]
+    result = {"n_clients": options.clients, "seconds": sum(one["seconds"] for one in runs), "runs": runs}
     print(json.dumps(result, indent=1))
     if options.save is not None:
         options.save.write_text(json.dumps(result, indent=1) + "\n")
@@ -84,9 +72,10 @@ class Crowd:
         self.seconds: list[float] = []  # of answers, from the first time that they were asked for
         self.faults: list[str] = []
         self.n_leavers = self.n_idle = 0
-        self.begun_mb = child.rss_mb()
-        self._child = child
-        self._end = time.monotonic() + seconds
+        self.rss_mb = {"begun": child.rss_mb()}
+        self._child, self._n_seconds = child, seconds
+        self._begun = time.monotonic()
+        self._end = self._begun + seconds
         self._lock = threading.Lock()
 
     def run(self, n: int) -> None:
@@ -101,8 +90,34 @@ class Crowd:
                     stack.enter_context(socket.create_connection(self._child.address, timeout=WAIT_S))
                     self.n_idle += 1
                 time.sleep(1.0)
+                self._look()
         for thread in threads:
             thread.join()
+
+    def _look(self) -> None:
+        share = (time.monotonic() - self._begun) / self._n_seconds
+        for name, after in (("1x", 0.25), ("2x", 0.5), ("4x", 1.0)):
+            if share >= after and name not in self.rss_mb:
+                self.rss_mb[name] = self._child.rss_mb()
+
+    def result(self) -> dict[str, Any]:
+        """Of the whole run."""
+        seconds = sorted(self.seconds)
+        return {
+            "seconds": self._n_seconds,
+            "honest": dict(sorted(self.honest.items())),
+            "least_served": min(self.served.values(), default=0),
+            "answer_s": {
+                "median": round(statistics.median(seconds), 2),
+                "p95": round(seconds[int(0.95 * len(seconds))], 2),
+                "max": round(seconds[-1], 2),
+            },
+            "bombs": dict(sorted(self.bombs.items())),
+            "n_leavers": self.n_leavers,
+            "n_idle": self.n_idle,
+            "rss_mb": self.rss_mb,
+            "faults": self.faults[:50],
+        }
 
     def _client(self, i: int) -> None:
         source = random.Random(i)

@@ -1,8 +1,9 @@
 """Damaged GGUF headers, each used in a child process: a native death, a hang or a raw error is a fault.
 
-scripts/bench/run header-fuzz FILE.gguf … [--n 3000] [--seconds S] [--save FILE]: so many damaged copies of each file,
-which takes turns with the others. Only the header of a file is copied: its tensors are a hole, all zeros, so that large
-files take no more room than small ones. The header that led to a fault is kept beside the saved result.
+scripts/bench/run header-fuzz FILE.gguf … [--n 3000] [--seconds S] [--save FILE]: so many damaged headers of each file,
+which takes turns with the others. Each file is copied once, its tensors a hole that reads as zeros; a damage is a few
+bytes of that copy, put back afterwards, and a child lives until one kills it. With --seconds it ends then; the same
+command goes on from there, until the saved file has them all.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import argparse
 import collections
 import json
 import random
+import select
 import subprocess
 import sys
 import tempfile
@@ -20,22 +22,23 @@ from typing import Any
 
 from specgguf.models import header
 
-BATCH = 25  # files for one child, which takes a second to start
-LIMIT_S = 300.0  # for all of them, on a busy machine
+LIMIT_S = 120.0  # for one header, on a busy machine
+CHILD_MAX = 500  # headers for one child: what llama.cpp keeps of failed loads ends with it
 CHILD = """
 import sys
 from specgguf import SpeculativeLlama, SpecggufError
-for path in sys.stdin.read().split("\\n"):
-    print("begin", path, flush=True)
+out, sys.stdout = sys.stdout, sys.stderr
+for line in sys.stdin:
     what = "served"
     try:
-        with SpeculativeLlama(path, n_ctx=64, n_threads=1, n_threads_batch=1) as llm:
+        with SpeculativeLlama(line.strip(), n_ctx=64, n_threads=1, n_threads_batch=1) as llm:
             llm.create_completion("a b", max_tokens=2)
             llm.create_chat_completion([{"role": "user", "content": "a"}], max_tokens=2)
     except SpecggufError as error:
         what = type(error).__name__
-    print("end", what, flush=True)
+    print(what, file=out, flush=True)
 """
+Change = tuple[int, bytes]  # from this byte of the file
 
 
 def main() -> int:
@@ -47,32 +50,33 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--save", type=Path)
     options = parser.parse_args()
-    until = time.monotonic() + options.seconds
-    found: collections.Counter[str] = collections.Counter()
-    tried: collections.Counter[str] = collections.Counter()
-    faults: list[dict[str, str]] = []
-    heads = {file: _head(file) for file in options.files}
-    for first in range(0, options.n, BATCH):
-        for file, head in heads.items():
-            if time.monotonic() > until:
-                break
-            with tempfile.TemporaryDirectory() as folder:
-                paths = [Path(folder) / f"{file.stem}-{i}.gguf" for i in range(first, min(first + BATCH, options.n))]
-                for path in paths:
-                    source = random.Random(f"{options.seed}/{path.name}")
-                    _write(path, damaged(head, source), file.stat().st_size)
-                tried[file.name] += len(paths)
-                for fault in run(paths, found):
-                    faults.append(fault)
-                    print(fault, flush=True)
-                    if options.save is not None:
-                        with (Path(folder) / fault["file"]).open("rb") as kept:
-                            options.save.with_name(fault["file"]).write_bytes(kept.read(len(head)))
+    started = time.monotonic()
+    until = started + options.seconds
+    before = _saved(options.save, options.seed)
+    tried, found = (collections.Counter[str](before.get(name, {})) for name in ("tried", "found"))
+    faults: list[dict[str, Any]] = before.get("faults", [])
+    with tempfile.TemporaryDirectory() as folder, Child(Path(folder) / "said") as child:
+        copies = [Copy(file, Path(folder)) for file in options.files]
+        for _ in range(options.n):
+            for copy in copies:
+                if tried[copy.file.name] >= options.n or time.monotonic() > until:
+                    continue
+                i = tried[copy.file.name]
+                changes = copy.damages(random.Random(f"{options.seed}/{copy.file.name}/{i}"))
+                with copy.changed(changes):
+                    what, why = child.use(copy.path)
+                tried[copy.file.name] += 1
+                found[what] += 1
+                if why:
+                    shown = [[at, data.hex()] for at, data in changes]
+                    faults.append({"file": copy.file.name, "i": i, "changed": shown, "what": why})
+                    print(faults[-1], flush=True)
     result = {
         "n": tried.total(),
         "seed": options.seed,
-        "tried": tried,
+        "tried": dict(tried),
         "found": dict(found.most_common()),
+        "seconds": before.get("seconds", 0) + round(time.monotonic() - started),
         "faults": faults,
     }
     print(json.dumps(result, indent=1))
@@ -81,58 +85,115 @@ def main() -> int:
     return int(bool(faults))
 
 
-def _head(file: Path) -> bytes:
-    with file.open("rb") as opened:
-        return opened.read(header.read(file).data_start)
+def _saved(file: Path | None, seed: int) -> dict[str, Any]:
+    """What earlier runs have found."""
+    if file is None or not file.exists():
+        return {}
+    found: dict[str, Any] = json.loads(file.read_text())
+    return found if found["seed"] == seed else {}
 
 
-def _write(path: Path, head: bytearray, size: int) -> None:
-    with path.open("wb") as opened:
-        opened.write(head)
-        opened.truncate(size)
+class Copy:
+    """A file whose header can be changed and put back; its tensors are all zeros and take no space."""
+
+    def __init__(self, file: Path, folder: Path) -> None:
+        self.file, self.path = file, folder / file.name
+        with file.open("rb") as opened:
+            self._head = opened.read(header.read(file).data_start)
+        with self.path.open("wb") as made:
+            made.write(self._head)
+            made.truncate(file.stat().st_size)
+
+    def damages(self, source: random.Random) -> list[Change]:
+        """One to four bytes, or one whole number; mostly near the header's beginning or end, where the settings and the
+        tensors are listed, and seldom among the many texts of a vocabulary."""
+        size = len(self._head)
+        near = min(size, 8192)
+
+        def place(last: int) -> int:
+            where = source.random()
+            if where < 0.4:
+                return source.randrange(8, min(near, last))
+            return source.randrange(max(8, last - near), last) if where < 0.8 else source.randrange(8, last)
+
+        if source.random() < 0.5:
+            return [(place(size), source.randbytes(1)) for _ in range(source.randint(1, 4))]
+        return [(place(size - 4), source.choice((0, 1, 26, 2**31, 2**32 - 1)).to_bytes(4, "little"))]
+
+    def changed(self, changes: list[Change]) -> Changed:
+        """The copy with `changes`, for a block."""
+        return Changed(self.path, changes, self._head)
 
 
-def damaged(head: bytes, source: random.Random) -> bytearray:
-    """`head` with one to four bytes, or one whole number, changed; mostly near its beginning or end, where the settings
-    and the tensors are listed, and seldom among the many texts of a vocabulary."""
-    made = bytearray(head)
-    near = min(len(made), 8192)
+class Changed:
+    """A copy with some bytes changed, until the block ends."""
 
-    def place(last: int) -> int:
-        where = source.random()
-        if where < 0.4:
-            return source.randrange(8, min(near, last))
-        return source.randrange(max(8, last - near), last) if where < 0.8 else source.randrange(8, last)
+    def __init__(self, path: Path, changes: list[Change], head: bytes) -> None:
+        self._path, self._changes, self._head = path, changes, head
 
-    if source.random() < 0.5:
-        for _ in range(source.randint(1, 4)):
-            made[place(len(made))] = source.randrange(256)
-    else:
-        at = place(len(made) - 4)
-        made[at : at + 4] = source.choice((0, 1, 26, 2**31, 2**32 - 1)).to_bytes(4, "little")
-    return made
+    def __enter__(self) -> None:
+        self._write(self._changes)
+
+    def __exit__(self, *_: object) -> None:
+        self._write([(at, self._head[at : at + len(data)]) for at, data in self._changes])
+
+    def _write(self, changes: list[Change]) -> None:
+        with self._path.open("r+b") as file:
+            for at, data in changes:
+                file.seek(at)
+                file.write(data)
 
 
-def run(paths: list[Path], found: collections.Counter[str]) -> list[dict[str, Any]]:
-    """What went wrong with `paths`; a child that dies is started again behind the file that it died over."""
-    faults: list[dict[str, Any]] = []
-    left = [str(path) for path in paths]
-    while left:
-        try:
-            done = subprocess.run(
-                [sys.executable, "-P", "-c", CHILD],
-                input="\n".join(left), capture_output=True, text=True, timeout=LIMIT_S, errors="replace",
-            )  # fmt: skip
-            said, code, why = done.stdout, done.returncode, done.stderr.strip().splitlines()[-1:]
-        except subprocess.TimeoutExpired as late:
-            said, code, why = (late.stdout or b"").decode(), -1, ["no end"]
-        lines = said.splitlines()
-        found.update(line.removeprefix("end ") for line in lines if line.startswith("end "))
-        begun = [line.removeprefix("begin ") for line in lines if line.startswith("begin ")]
-        if code == 0:
-            return faults
-        if begun:
-            found["fault"] += 1
-            faults.append({"file": Path(begun[-1]).name, "exit": code, "said": " ".join(why)[:200]})
-        left = left[max(1, len(begun)) :]
-    return faults
+class Child:
+    """The process that uses files; a new one where it has died, hung, or seen many."""
+
+    def __init__(self, said: Path) -> None:
+        self._said = said  # what it wrote to stderr
+        self._process: subprocess.Popen[bytes] | None = None
+        self._n = 0
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def use(self, path: Path) -> tuple[str, str]:
+        """What came of loading and using `path`, and, where that is a fault, what happened."""
+        process = self._running()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(f"{path}\n".encode())
+        process.stdin.flush()
+        ready, _, _ = select.select([process.stdout], [], [], LIMIT_S)
+        line = process.stdout.readline() if ready else b""
+        if line:
+            return line.decode().strip(), ""
+        why = f"exit {process.wait()}" if ready else f"no end within {LIMIT_S:g} s"
+        return "fault", f"{why}: {self._last_words()}"
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        self._n += 1
+        if self._process is None or self._process.poll() is not None or self._n > CHILD_MAX:
+            self._end()
+            self._n = 1
+            with self._said.open("wb") as said:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said
+                )
+        return self._process
+
+    def _last_words(self) -> str:
+        self._end()
+        lines = self._said.read_bytes()[-2000:].decode(errors="replace").strip().splitlines()
+        return " ".join(lines[-1:])[:200]
+
+    def _end(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+        self._process = None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -2,7 +2,8 @@
 
 scripts/bench/run http-fuzz --model M.gguf [--draft-model D.gguf] [--bodies 100000] [--raw 10000] [--seconds S]
 [--save FILE]. A small model is best. A body is a right one with some fields changed, or no JSON at all; raw cases are
-request bytes cut, repeated and damaged. With --seconds it ends then, and says how many it has sent.
+request bytes cut, repeated and damaged. With --seconds it ends then, and says how many it has sent; the same command
+goes on from there, with a new server, until the saved file holds them all.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ NAMES = sorted({*fields.CHAT, *fields.COMPLETION, *fields.IGNORED, "input", "con
 ANSWER_S = 60.0  # a request that takes so long hangs
 RAW_S = 5.0  # to wait for more of a raw answer
 N_CLIENTS = 4
-WARM_SHARE = 0.1  # of the bodies, before memory is looked at
+WARM_UP = 2000  # bodies before memory is looked at
 GROWTH_MB = 64.0  # that memory may differ by: allocators keep arenas
 RIGHT: dict[str, Any] = {
     "messages": [{"role": "user", "content": "a word"}],
@@ -59,10 +60,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--save", type=Path)
     options = parser.parse_args()
-    started = time.monotonic()
+    started, before = time.monotonic(), _saved(options.save, options.seed)
     with serving(options.model, options.draft_model, "--queue", "64", "--time-limit", "20") as child:
-        fuzz = Fuzz(child, options.seed, started + options.seconds)
-        fuzz.bodies(int(options.bodies * WARM_SHARE))
+        fuzz = Fuzz(child, options.seed, started + options.seconds, before)
+        fuzz.bodies(min(fuzz.n_bodies + WARM_UP, options.bodies))
         begun_mb = child.rss_mb()
         fuzz.bodies(options.bodies)
         fuzz.raws(options.raw)
@@ -76,8 +77,8 @@ def main() -> int:
         "n_raw": fuzz.n_raw,
         "seed": options.seed,
         "statuses": dict(sorted(fuzz.statuses.items())),
-        "rss_mb": [begun_mb, ended_mb],
-        "seconds": round(time.monotonic() - started),
+        "rss_mb": [*before.get("rss_mb", []), [begun_mb, ended_mb]],
+        "seconds": before.get("seconds", 0) + round(time.monotonic() - started),
         "faults": fuzz.faults[:50],
     }
     print(json.dumps(result, indent=1, ensure_ascii=False))
@@ -86,13 +87,21 @@ def main() -> int:
     return int(bool(fuzz.faults))
 
 
-class Fuzz:
-    """What was sent so far, and what came of it."""
+def _saved(file: Path | None, seed: int) -> dict[str, Any]:
+    """What earlier runs have found."""
+    if file is None or not file.exists():
+        return {}
+    found: dict[str, Any] = json.loads(file.read_text())
+    return found if found["seed"] == seed else {}
 
-    def __init__(self, child: Child, seed: int, until: float) -> None:
-        self.n_bodies = self.n_raw = 0
-        self.statuses: collections.Counter[str] = collections.Counter()
-        self.faults: list[dict[str, Any]] = []
+
+class Fuzz:
+    """What was sent so far, in earlier runs too, and what came of it."""
+
+    def __init__(self, child: Child, seed: int, until: float, before: dict[str, Any]) -> None:
+        self.n_bodies, self.n_raw = int(before.get("n_bodies", 0)), int(before.get("n_raw", 0))
+        self.statuses = collections.Counter[str](before.get("statuses", {}))
+        self.faults: list[dict[str, Any]] = list(before.get("faults", []))
         self._child, self._seed, self._until = child, seed, until
         self._lock = threading.Lock()
 
@@ -138,8 +147,8 @@ class Fuzz:
 
     def raws(self, n: int) -> None:
         """Send damaged requests, one connection each; now and then the server must be well."""
-        for i in range(n):
-            if time.monotonic() > self._until + RAW_S or len(self.faults) >= 20:
+        for i in range(self.n_raw, n):
+            if time.monotonic() > self._until or len(self.faults) >= 20:
                 return
             data = random_raw(random.Random(f"{self._seed}/raw/{i}"))
             answer = self._sent(data)

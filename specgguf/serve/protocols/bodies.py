@@ -14,7 +14,7 @@ from typing import Any
 from specgguf.config import DraftConfig, SamplingParams, did_you_mean
 from specgguf.errors import ConfigError, SpecggufError
 from specgguf.serve.config import ANY_MODEL
-from specgguf.text.arguments import draft_config, tool_request
+from specgguf.text.arguments import EFFORTS, draft_config, thinking_of, tool_request
 
 from .fields import ALIASES, CHAT, COMPLETION, IGNORED, MAX_ANSWERS, Check, short
 
@@ -146,15 +146,17 @@ def chat_call(body: Json, *, models: Collection[str], defaults: Mapping[str, Any
     if values.get("max_tokens") == 0:  # as in llama-cpp-python: no limit
         del values["max_tokens"]
     for name, value in values.pop("chat_template_kwargs", {}).items():
-        if name not in ("enable_thinking", "thinking") or not isinstance(value, bool):
-            if lenient:
-                ignored = (*ignored, f"chat_template_kwargs.{name}")
-                continue
-            raise BadRequest("chat_template_kwargs takes enable_thinking: true or false", param="chat_template_kwargs")
-        values.setdefault("enable_thinking", value)
-    effort = values.pop("reasoning_effort", None)
-    if effort is not None and effort != "minimal":
-        values.setdefault("enable_thinking", effort != "none")
+        if name in ("enable_thinking", "thinking") and isinstance(value, bool):
+            values.setdefault("enable_thinking", value)
+        elif name == "reasoning_effort" and value in EFFORTS:
+            values.setdefault("reasoning_effort", value)
+        elif lenient:
+            ignored = (*ignored, f"chat_template_kwargs.{name}")
+        else:
+            takes = f"enable_thinking: true or false, reasoning_effort: one of {', '.join(EFFORTS)}"
+            raise BadRequest(f"chat_template_kwargs takes {takes}", param="chat_template_kwargs")
+    if (is_thinking := thinking_of(values.get("reasoning_effort"))) is not None:
+        values.setdefault("enable_thinking", is_thinking)
     if values.get("top_logprobs") and not values.get("logprobs"):
         raise BadRequest("top_logprobs needs logprobs: true", param="top_logprobs")
     form = values.pop("response_format", None)

@@ -9,9 +9,10 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from specgguf.config import require_number, require_whole
+from specgguf.config import LIMITS, require_number, require_whole
 from specgguf.errors import ConfigError
 from specgguf.grammar.sources import Grammar, read_grammar
+from specgguf.text.arguments import EFFORTS
 from specgguf.text.messages import normalized
 
 Json = dict[str, Any]
@@ -35,7 +36,7 @@ def _text(name: str, value: Any) -> str:
     return value
 
 
-def _whole(low: int, high: float = 2**63) -> Check:
+def _whole(low: float, high: float = 2**63) -> Check:
     def check(name: str, value: Any) -> int:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
@@ -168,16 +169,16 @@ COMMON: Mapping[str, Check] = {
     "stream_options": _object,
     "max_tokens": _whole(-1),
     "n_predict": _whole(-1),
-    "temperature": _number(0.0, 100.0),
-    "top_k": _whole(-1),
-    "top_p": _number(0.0, 1.0),
-    "min_p": _number(0.0, 1.0),
-    "typical_p": _number(0.0, 1.0),
-    "repeat_penalty": _number(0.01, 100.0),
-    "repetition_penalty": _number(0.01, 100.0),
-    "frequency_penalty": _number(-2.0, 2.0),
-    "presence_penalty": _number(-2.0, 2.0),
-    "seed": _whole(-(2**63)),
+    "temperature": _number(0.0, LIMITS["temperature"][1]),
+    "top_k": _whole(*LIMITS["top_k"]),
+    "top_p": _number(*LIMITS["top_p"]),
+    "min_p": _number(*LIMITS["min_p"]),
+    "typical_p": _number(*LIMITS["typical_p"]),
+    "repeat_penalty": _number(*LIMITS["repeat_penalty"]),
+    "repetition_penalty": _number(*LIMITS["repeat_penalty"]),
+    "frequency_penalty": _number(*LIMITS["frequency_penalty"]),
+    "presence_penalty": _number(*LIMITS["presence_penalty"]),
+    "seed": _whole(*LIMITS["seed"]),
     "stop": _stop,
     "logit_bias": _bias,
     "min_tokens": _whole(0),
@@ -206,7 +207,7 @@ CHAT: Mapping[str, Check] = {
     "logprobs": _bool,
     "top_logprobs": _whole(0, 20),
     "enable_thinking": _bool,
-    "reasoning_effort": _one_of("none", "minimal", "low", "medium", "high", "xhigh", "max"),
+    "reasoning_effort": _one_of(*EFFORTS),
     "chat_template_kwargs": _object,
 }
 # What other servers' words are here.
