@@ -19,7 +19,7 @@ STEPPED = {1: 0.050, 2: 0.080, 4: 0.080, 6: 0.120}
 def test_widths_between_measured_ones_lie_on_a_line() -> None:
     costs = Costs(6, STEPPED)
     assert [costs.verify_s(n) for n in range(1, 7)] == pytest.approx([0.050, 0.080, 0.080, 0.080, 0.100, 0.120])
-    assert costs.verify_s(9) == 0.120
+    assert costs.verify_s(9) == pytest.approx(0.180), "as if it were cut"
     assert Costs(4).verify_s(2) == 0.0
     assert Costs(4, {3: 0.1}).verify_s(1) == 0.1
     assert Costs(3, {1: 0.1, 5: 0.2}).verify_s(5) == 0.1, "no width beyond the widest is kept"
