@@ -67,11 +67,12 @@ class Together:
     def largest_n_ctx(self, plan: Plan) -> int:
         """The longest context of each that fits; 0 if none does."""
         from specgguf.fit import search
+        from specgguf.fit.footprint import N_CTX_STEP
 
         if self.n == 1:
             return search.largest_n_ctx(plan)
         longest = plan.target.hparams.n_ctx_train
-        most = search.most_cells(plan, self.n * (longest + _cells_beside()) + search.N_CTX_STEP)
+        most = search.most_cells(plan, self.n * (longest + _cells_beside()) + N_CTX_STEP)
         return min(max(most // self.n - _cells_beside(), 0), longest)
 
 
