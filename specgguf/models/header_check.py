@@ -24,6 +24,7 @@ _WEIGHT = re.compile(
 )
 SENTENCEPIECE = "llama"  # as tokenizer.ggml.model has it
 TOKENS = "tokenizer.ggml.tokens"
+MAPPED_ALIGNMENT = 32  # bytes: where ggml takes tensors in a mapped file
 
 
 def impossible(header: Header, overrides: Mapping[str, Any] | None = None) -> str:
@@ -65,6 +66,15 @@ def _wrong_type(header: Header) -> str:
     return ""
 
 
+def unmappable(header: Header) -> str:
+    """Why the tensors cannot be mapped into memory, or "": best effort, the first one of the first shard tells."""
+    alignment = header.metadata.get("general.alignment")
+    first = header.data_start + min((t.offset for t in header.tensors), default=0)
+    if alignment is None or first % MAPPED_ALIGNMENT == 0:
+        return ""
+    return f"general.alignment is {alignment}, tensors begin at {first:,}"
+
+
 def repeated_text(tokens: Sequence[str]) -> str:
     """The text that two tokens of a vocabulary have, or the first of them: llama.cpp counts texts and tokens, and ends
     the process where they differ. "" where all are different. It reads a text as far as its first NUL.
@@ -95,3 +105,15 @@ def missing_byte(header: Header, tokens: Sequence[str]) -> str:
     bytes_ = {f"<0x{byte:02X}>" for byte in range(256)}
     there = bytes_.intersection(tokens)
     return f"the vocabulary lacks the byte token {min(bytes_ - there)}" if there and there != bytes_ else ""
+
+
+def only_characters(header: Header, tokens: Sequence[str]) -> frozenset[str] | None:
+    """Where a SentencePiece vocabulary has no byte tokens: the characters that are tokens. Over a text with any other
+    llama.cpp would end the process. None where it takes every text.
+
+    Args:
+        tokens: the texts of `TOKENS`.
+    """
+    if header.metadata.get("tokenizer.ggml.model") != SENTENCEPIECE or "<0x00>" in tokens:
+        return None
+    return frozenset(text for text in tokens if len(text) == 1)

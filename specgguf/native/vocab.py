@@ -13,7 +13,7 @@ from typing import Any
 
 import llama_cpp
 
-from specgguf.errors import ContextFull, VocabMismatch
+from specgguf.errors import ConfigError, ContextFull, VocabMismatch
 
 from . import compat
 
@@ -109,6 +109,17 @@ def pieces(vocab: Any) -> list[bytes]:
         n = int(spell(vocab, token, buffer, size, 0, False))
         found.append(ctypes.string_at(buffer, n))
     return found
+
+
+def check_characters(text: bytes, known: frozenset[str] | None) -> None:
+    """Raise ConfigError for a text that has others, see `header_check.only_characters`."""
+    if known is not None and text:
+        unknown = set((" " + text.decode("utf-8", "replace")).replace(" ", "\u2581")) - known
+        if unknown:
+            raise ConfigError(
+                f"the vocabulary has no token for {min(unknown)!r}, and none for bytes",
+                hint="give token ids, or convert the model again",
+            )
 
 
 def tokenize(vocab: Any, text: bytes, *, add_bos: bool, special: bool) -> list[int]:

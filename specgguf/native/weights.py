@@ -23,8 +23,6 @@ from .rpc.remote import Remote, placement_for
 Progress = Callable[[str, float], bool]
 _watched = threading.local()
 
-MAPPED_ALIGNMENT = 32  # bytes: where ggml takes tensors in a mapped file
-
 
 class Weights:
     """A GGUF file loaded by `llama_cpp.Llama`, which also tokenizes and carries the metadata.
@@ -55,7 +53,7 @@ class Weights:
         self.path = os.fspath(path)
         self.keywords = dict(keywords or {})
         header.check_gguf(self.path)
-        _check_header(self.path, self.keywords)
+        self._characters = _check_header(self.path, self.keywords)
         backend.start()
 
         self._llama: Any = None
@@ -179,6 +177,7 @@ class Weights:
 
     def tokenize(self, text: bytes, *, add_bos: bool = True, special: bool = False) -> list[int]:
         """Token ids of `text`; `special` reads special tokens' texts as those tokens."""
+        vocab.check_characters(text, self._characters)
         with self.in_use():
             return list(self.llama.tokenize(text, add_bos, special))
 
@@ -276,24 +275,23 @@ class _Users:
             yield
 
 
-def _check_header(path: str, keywords: Mapping[str, Any]) -> None:
-    """Refuse a head over which llama.cpp would end the process, as far as known. One that cannot be read is llama.cpp's
-    to refuse. Whether tensors can be mapped is best effort: the first one of the first shard tells."""
+def _check_header(path: str, keywords: Mapping[str, Any]) -> frozenset[str] | None:
+    """Refuse a head over which llama.cpp would end the process, as far as known; the characters that its vocabulary is
+    limited to, see `header_check.only_characters`. One that cannot be read is llama.cpp's to refuse."""
     try:
         head = header.read(path, keep=(header_check.TOKENS,))
     except header.GgufError:
-        return
-    tokens = head.metadata.get(header_check.TOKENS)
+        return None
+    found = head.metadata.get(header_check.TOKENS)
+    tokens: list[str] | None = found if isinstance(found, list) and all(isinstance(t, str) for t in found) else None
     why = header_check.impossible(head, keywords.get("kv_overrides"))
-    if not why and isinstance(tokens, list) and all(isinstance(text, str) for text in tokens):
+    if not why and tokens is not None:
         why = header_check.missing_byte(head, tokens) or header_check.repeated_text(tokens)
     if why:
         raise BackendError(f"{path} is damaged: {why}", hint="download or convert it again")
-    alignment = head.metadata.get("general.alignment")
-    first = head.data_start + min((t.offset for t in head.tensors), default=0)
     mapped = keywords.get("use_mmap", True) and keywords.get("lora_path") is None  # as in `Llama`
-    if mapped and alignment is not None and first % MAPPED_ALIGNMENT:
+    if mapped and (why := header_check.unmappable(head)):
         raise BackendError(
-            f"{path} cannot be mapped into memory: general.alignment is {alignment}, tensors begin at {first:,}",
-            hint="convert it again, or load it with use_mmap=False",
+            f"{path} cannot be mapped into memory: {why}", hint="convert it again, or load it with use_mmap=False"
         )
+    return header_check.only_characters(head, tokens) if tokens is not None else None

@@ -298,6 +298,17 @@ def test_a_byte_token_that_is_missing(tmp_path: Path) -> None:
         Weights(tmp_path / "damaged.gguf")
 
 
+def test_a_text_beyond_a_vocabulary_without_bytes(tmp_path: Path) -> None:
+    """llama.cpp ends the process over it."""
+    tiny.WRITERS["llama"](tmp_path / "words.gguf", tiny.numbered(64))
+    weights = Weights(tmp_path / "words.gguf")
+    with pytest.raises(ConfigError, match="the vocabulary has no token for 'a', and none for bytes") as refused:
+        weights.tokenize(b"a b")
+    assert "token ids" in str(refused.value.hint)
+    assert weights.tokenize(b"", add_bos=False) == []
+    weights.close()
+
+
 @pytest.mark.parametrize(("text", "other"), [("er", b"th"), ("▁number", b"th\0 more.")])
 def test_two_tokens_of_one_text(tmp_path: Path, text: str, other: bytes) -> None:
     """llama.cpp reads a text as far as its first NUL."""

@@ -25,9 +25,10 @@ from specgguf.models import header
 LIMIT_S = 120.0  # for one header, on a busy machine
 CHILD_MAX = 500  # headers for one child: what llama.cpp keeps of failed loads ends with it
 CHILD = """
-import sys
+import os, sys
+out = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)  # what a dying library prints is no answer
 from specgguf import SpeculativeLlama, SpecggufError
-out, sys.stdout = sys.stdout, sys.stderr
 for line in sys.stdin:
     what = "served"
     try:
