@@ -54,6 +54,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "both-know": write_hy_v3(
             folder / "k2.gguf", VOCAB, n_heads=2, shape=ONE_BLOCK, given=agreeing_by_states(VOCAB, 2)
         ),
+        "first-knows": write_hy_v3(
+            folder / "k1.gguf", VOCAB, n_heads=2, shape=ONE_BLOCK, given=agreeing_by_states(VOCAB)
+        ),
     }
 
 
@@ -395,12 +398,23 @@ def test_equally_masked_contexts_are_seen(files: dict[str, Path], monkeypatch: p
     headed = opened(files, "attention")
     assert max(after_random_rounds(headed, seed) for seed in range(3)) > WRONG
     headed.close()
+    headed = opened(files, "knows")
+    rounds = play(headed, (4, 2, 3), 20, prompt=IN_ORDER, params=replace(SAMPLED, temperature=0.0))
+    assert not any(round.draft_n for round in rounds), "where all was accepted nothing is drafted any more"
+    headed.close()
 
 
 def test_the_second_head_in_the_place_of_the_first_is_seen(
     files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """By rows, and by acceptance: of a second head that knows nothing, all would be accepted."""
+    headed = opened(files, "first-knows")
+    assert accepted(headed) < 0.8
+    headed.close()
     faulty_calls(monkeypatch, "llama_set_nextn_layer_offset", lambda context, depth: (context, 0))
     headed = opened(files, "two-heads")
     assert max(after_random_rounds(headed, seed) for seed in range(3)) > WRONG
+    headed.close()
+    headed = opened(files, "first-knows")
+    assert accepted(headed) == 1.0
     headed.close()
