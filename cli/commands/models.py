@@ -52,7 +52,10 @@ def models() -> None:
 @models.command("list")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 def list_(as_json: bool) -> None:
-    """All models on this machine, whoever brought them, and which have prediction heads. -m takes the names."""
+    """All models on this machine, and which have prediction heads.
+
+    Whoever brought them: -m takes the names.
+    """
     from specgguf.models import inventory
     from specgguf.models.nextn import prediction_heads
 

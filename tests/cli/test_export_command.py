@@ -172,7 +172,7 @@ def test_an_exported_line_starts_a_server_that_answers(run: Run, pair: list[str]
     ran = run("export", "llama-server", *own, *given.split(), "--port", str(port))
     assert ran.code == 0, ran.err
     words = words_of(ran.out)
-    body = {"messages": [{"role": "user", "content": "once upon a time"}], "max_tokens": 8}
+    body = {"messages": [{"role": "user", "content": "once upon a time"}], "max_tokens": 8, "ignore_eos": True}
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )

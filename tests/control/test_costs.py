@@ -22,7 +22,7 @@ def test_widths_between_measured_ones_lie_on_a_line() -> None:
     assert costs.verify_s(9) == pytest.approx(0.180), "as if it were cut"
     assert Costs(4).verify_s(2) == 0.0
     assert Costs(4, {3: 0.1}).verify_s(1) == 0.1
-    assert Costs(3, {1: 0.1, 5: 0.2}).verify_s(5) == 0.1, "no width beyond the widest is kept"
+    assert Costs(3, {1: 0.1, 5: 0.2}).verify_s(3) == 0.1, "no width beyond the widest is kept"
 
 
 def test_more_tokens_never_cost_less_where_batches_can_be_padded() -> None:

@@ -13,6 +13,7 @@ from support.tiny import SMALL, chat
 from support.tiny_heads import agreeing_by_attention, write_hy_v3, write_qwen35
 
 from specgguf import SamplingParams, SpeculativeLlama
+from specgguf.control.costs import Costs
 from specgguf.errors import Unsupported
 from specgguf.fit.pair_choice import choose_pair, here
 from specgguf.models import header
@@ -42,8 +43,10 @@ def test_answers_are_drafted_and_survive_saving(file: Path, n_parallel: int) -> 
     assert all(len(text) > 10 for text in texts)
 
 
-def test_two_answers_at_once_are_those_given_alone(file: Path) -> None:
-    """Greedy and strict; each head reads its own sequence's states."""
+def test_two_answers_at_once_are_those_given_alone(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Greedy and strict; each head reads its own sequence's states. Costs are given: a busy one may find two in turn
+    to be faster."""
+    monkeypatch.setattr("specgguf.engine.costs_for", lambda *_: Costs(16, {1: 1.0, 16: 1.0}, 1e-3, 1e-4))
     keywords = {"n_ctx": 256, "strict": True, "flash_attn": False, "type_k": "f32", "type_v": "f32", "n_threads": 1}
     params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=40)
     prompts = [[1, 3, 4, 5], [1, 5, 5, 3, 7, 4]]
