@@ -87,8 +87,8 @@ def how_many(settings: Settings, pair: ChosenPair, n_max: int) -> int:
     plan = plan_of(settings, pair)
     if plan.target.hparams.is_recurrent:
         return 1
-    each = (settings["n_ctx"] or plan.target.n_ctx) + _cells_beside()
-    while n_max > 1 and not plan.with_n_ctx(n_max * each).fits:
+    plan = plan.with_n_ctx(settings["n_ctx"] or plan.target.n_ctx)
+    while n_max > 1 and not Together(n_max).of_all(plan).fits:
         n_max //= 2
     return n_max
 

@@ -216,10 +216,12 @@ class SpeculativeLlama(LlamaNames, AsyncCalls):
         Raises:
             ContextFull: it is so long that no tokens could make it fit.
         """
-        if (is_thinking := enable_thinking) is None:
-            is_thinking = thinking_of(reasoning_effort)
+        implied = thinking_of(reasoning_effort)
         prompt = self._template.render(
-            messages, tools=tools, enable_thinking=is_thinking, reasoning_effort=reasoning_effort
+            messages,
+            tools=tools,
+            enable_thinking=implied if enable_thinking is None else enable_thinking,
+            reasoning_effort=reasoning_effort,
         )
         add_bos = not self._template.has_bos(prompt)
         tokens = prompts.rendered_ids(self._pair.weights, prompt, add_bos=add_bos, n_ctx=self.n_ctx())

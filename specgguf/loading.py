@@ -28,6 +28,7 @@ from .native.mapped.slimmed import open_draft
 from .native.rpc import wire
 from .native.sequence import Sequence
 from .native.weights import Weights
+from .presets import HEADS, NO_FILE
 from .turns.caches import CELLS_BESIDE
 
 INSTALL_LINES = (
@@ -44,7 +45,6 @@ REFUSED = {
     "tokenizer": "specgguf uses the tokenizer in the file",
 }
 N_PARALLEL_MAX = 64
-HEADS = "heads"
 OURS = ("rpc_servers",)  # which llama-cpp-python swallows
 IGNORED = ("logits_all", "verbose")  # rows are computed where they are needed; native logs are kept off stderr
 
@@ -133,7 +133,7 @@ def open_pair(
     try:
         own_heads = draft_model_path == HEADS
         weights = _open_target(model_path, target_keys, warnings, own_heads=own_heads)
-        if draft_model_path is not None and draft_model_path not in ("ngram", HEADS):
+        if draft_model_path is not None and draft_model_path not in NO_FILE:
             _check_draft_file(draft_model_path)
             load_keys = _load_keys(draft_keys, warnings, "draft_n_gpu_layers")
             is_itself = os.path.realpath(draft_model_path) == os.path.realpath(model_path)

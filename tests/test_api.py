@@ -517,6 +517,12 @@ print(int(open("/proc/self/statm").read().split()[0]) * os.sysconf("SC_PAGESIZE"
 """
 
 
+@pytest.mark.parametrize("thinks", [None, True])
+def test_an_effort_that_is_none_is_refused_whatever_else_is_said(make: Make, thinks: bool | None) -> None:
+    with pytest.raises(SpecggufError, match="reasoning_effort must be one of none"):
+        make().render([{"role": "user", "content": "a"}], enable_thinking=thinks, reasoning_effort="hihg")
+
+
 def test_how_fast_prompts_are_read_is_expected_from_costs_and_known_from_prompts(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

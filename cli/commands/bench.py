@@ -153,8 +153,8 @@ def longest_draft(loaded: Loaded, draft_max: int) -> int:
 
     if loaded.draft_model != HEADS or loaded.pair is None:
         return draft_max
-    n_heads = prediction_heads.count_in(loaded.pair.model)
-    return min(draft_max, n_heads) if n_heads > 1 else draft_max
+    limit = prediction_heads.draft_limit(prediction_heads.count_in(loaded.pair.model))
+    return min(draft_max, limit or draft_max)
 
 
 def choose_prompts(path: Path | None, kinds: Sequence[str]) -> list[Prompt]:

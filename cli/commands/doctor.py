@@ -232,8 +232,8 @@ def _about(target: Path, draft: str | None, costs: Costs, rollback: dict[str, st
         "break_even": None,
     }
     if draft and costs.known:
-        n_heads = prediction_heads.count_in(target) if draft == HEADS else 1
-        limit = n_heads if n_heads > 1 else predict.LENGTHS[-1]  # each of several drafts one token
+        n_heads = prediction_heads.count_in(target) if draft == HEADS else 0
+        limit = prediction_heads.draft_limit(n_heads) or predict.LENGTHS[-1]
         about["break_even"] = predict.break_even(predict.from_measured(about["verify_s"], costs.draft_s, limit))
     return about
 

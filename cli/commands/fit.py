@@ -76,6 +76,8 @@ def fit(
     if as_json:
         about: dict[str, Any] = fit_view.as_json(plan, sizes) | {"fits": fits, "n_parallel": together.n}
         about |= {"workers": [share.as_json() for share in lent]}
+        if together.n > 1:  # of each
+            about |= {"n_ctx": alone.target.n_ctx, "n_ctx_max": together.largest_n_ctx(alone), "change": None}
         click.echo(json.dumps(about, ensure_ascii=False, indent=1))
         return 0 if fits else NO_FIT
     if why:

@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from specgguf.models.inventory import Found
 
 
-HEADS = "heads"  # the mark
-
-
 def _complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
     from specgguf.models import inventory
 
@@ -56,6 +53,8 @@ def list_(as_json: bool) -> None:
 
     Whoever brought them: -m takes the names.
     """
+    from specgguf.presets import HEADS
+
     from specgguf.models import inventory
     from specgguf.models.nextn import prediction_heads
 

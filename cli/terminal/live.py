@@ -111,7 +111,7 @@ class Reading:
     """How far a prompt is read, as a line. llama.cpp tells it once per chunk; between two of them it is reckoned.
 
     Args:
-        speed: tokens a second as expected, see `Engine.prompt_speed`; 0 where nothing is known.
+        speed: tokens a second as expected, see `SpeculativeLlama.prompt_speed`; 0 where nothing is known.
         n_batch: tokens of a chunk.
     """
 

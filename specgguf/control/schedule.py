@@ -111,19 +111,19 @@ class Schedule:
             else:
                 decoding.append(i)
         looks = {i: _outlook(members[i]) for i in decoding}
-        late = self._too_late(looks, len(members) - len(decoding) + n_reading)
-        for i in late:
+        unrepaid = self._unrepaid(looks, len(members) - len(decoding) + n_reading)
+        for i in unrepaid:
             looks[i].survival = []
-        if len(decoding) == 1 and not late:
+        if len(decoding) == 1 and not unrepaid:
             one = members[decoding[0]]
             plans[decoding[0]] = one.controller.plan(one.n_draft_max, one.candidate)
         elif decoding:
             self._plan_several(members, looks, plans)
         return plans
 
-    def _too_late(self, looks: dict[int, _Outlook], n_coming: int) -> list[int]:
-        """Those whose draft model would have to read their text first, for drafts that will not pay any more once
-        `n_coming` others decode beside them."""
+    def _unrepaid(self, looks: dict[int, _Outlook], n_coming: int) -> list[int]:
+        """Those whose draft model would have to read their text first (its prefill), for drafts that will not pay any
+        more once `n_coming` others decode beside them."""
         unread = [i for i, look in looks.items() if look.prefill_s and not look.source]
         if not unread or not n_coming:
             return []

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from specgguf.models.hparams import HParams
+from specgguf.models.nextn import prediction_heads
 
 from .hardware import Device
 
@@ -98,7 +99,7 @@ def from_bytes(target: HParams, draft: HParams, device: Device) -> PairCosts:
     slope = _slope(target, device)
     draft_max = LENGTHS[-1]
     if draft.are_heads:
-        draft_max = draft.n_layer if draft.n_layer > 1 else draft_max  # several: the nth drafts the nth token
+        draft_max = prediction_heads.draft_limit(draft.n_layer) or draft_max
         n_expert_bytes = draft.expert_bytes // draft.n_layer
         draft = replace(draft, layer_bytes=draft.layer_bytes[:1], expert_bytes=n_expert_bytes)
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from specgguf.config import did_you_mean, require_whole
 from specgguf.errors import ConfigError, Unsupported
+from specgguf.presets import HEADS, NGRAM, NO_FILE
 
-NGRAM, HEADS = "ngram", "heads"
 # The model's own prediction heads, by families whose heads llama.cpp can run; which one it is, the file says.
 HEADS_METHODS = tuple(
     "mtp deepseek_mtp glm4_moe_mtp qwen3_next_mtp qwen3_5_mtp mimo_v2_mtp nemotron_h_mtp bailing_hybrid_v3_mtp "
@@ -69,7 +69,7 @@ class Speculation:
     @property
     def file(self) -> str | None:
         """The reference of a file, where one drafts."""
-        return None if self.model in (NGRAM, HEADS) else self.model
+        return None if self.model in NO_FILE else self.model
 
 
 def speculation(model: str | None, n_tokens: int | None, config: Mapping[str, Any] | None) -> Speculation:

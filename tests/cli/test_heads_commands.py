@@ -7,16 +7,12 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from conftest import Pair
-from specgguf.cli.main import cli
-from support.cli_support import home, private_home
+from support.cli_support import Ran, Run, home, in_process, private_home
 from support.tiny import chat
 from support.tiny_heads import write_hy_v3
 
@@ -26,34 +22,11 @@ from specgguf.native import compat
 __all__ = ["home"]  # fixture
 
 
-@dataclass
-class Ran:
-    """What one run gave."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-Run = Callable[..., Ran]
-
-
 @pytest.fixture
 def run(home: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setattr(inventory, "home", lambda: home)
     monkeypatch.setattr(cache, "folder", lambda: home / "models")
-
-    def do(*arguments: str) -> Ran:
-        result: Any = CliRunner().invoke(cli, list(arguments), prog_name="specgguf")
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        return Ran(result.exit_code, result.stdout, result.stderr)
-
-    return do
+    return in_process
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +167,7 @@ def program(home: Path, *arguments: str) -> Ran:
     env = {**{k: v for k, v in os.environ.items() if not k.startswith("SPECGGUF_")}, **private_home(home)}
     command = [sys.executable, "-P", "-m", "specgguf.cli.main", *arguments]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    return Ran(done.returncode, done.stdout, done.stderr)
+    return Ran(done.returncode, done.stdout, done.stderr, done.stdout.encode())
 
 
 CHAT = ("chat", "-m", "{model}", "-d", "{draft}", "hello")

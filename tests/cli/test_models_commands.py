@@ -7,18 +7,14 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from conftest import Pair
-from specgguf.cli.main import cli
 from specgguf.cli.options import SETTINGS
 from support import tiny
-from support.cli_support import private_home
+from support.cli_support import Run, in_process, private_home
 from support.hubserver import HubServer
 
 from specgguf import presets
@@ -29,18 +25,6 @@ from specgguf.models import cache, hf_client, inventory
 from specgguf.native.rpc import wire
 
 REPO = "org/Tiny-GGUF"
-
-
-@dataclass
-class Ran:
-    """What one run gave."""
-
-    code: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Ran]
 
 
 @pytest.fixture
@@ -60,13 +44,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def run(home: Path) -> Run:
-    def do(*arguments: str) -> Ran:
-        result: Any = CliRunner().invoke(cli, list(arguments), prog_name="specgguf")
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        return Ran(result.exit_code, result.stdout, result.stderr)
-
-    return do
+    return in_process
 
 
 @pytest.fixture
@@ -296,6 +274,9 @@ def test_fit_counts_the_caches_of_several_at_once(run: Run, tiny_chat: Pair) -> 
         json.loads(run("fit", *pair, *more, "--json").out)["target"]["host_kv"]
         for more in ([], ["--parallel", "4"], ["--parallel", "4", "--cache-tokens", "2048"])
     )
+    each = run("fit", *pair, "--parallel", "4", "--json").json
+    assert (each["n_ctx"], each["n_parallel"], each["change"]) == (1008, 4, None)
+    assert 1008 <= each["n_ctx_max"] <= run("fit", *pair, "--json").json["n_ctx_max"]
     assert 3.9 * one <= four <= 4.2 * one, "and a few cells beside each"
     assert 1.9 * one <= little <= 2.1 * one
     said = run("fit", *pair, "--parallel", "4").out

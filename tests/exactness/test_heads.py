@@ -393,14 +393,11 @@ def faulty_calls(monkeypatch: pytest.MonkeyPatch, name: str, change: Any) -> Non
 
 
 def test_equally_masked_contexts_are_seen(files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """States of the outputs alone, on both sides."""
+    """States of the outputs alone, on both sides. (What stands where a prompt's other states would, nothing writes: of
+    it no acceptance follows.)"""
     faulty_calls(monkeypatch, "llama_set_embeddings_nextn", lambda context, on, masked: (context, on, True))
     headed = opened(files, "attention")
     assert max(after_random_rounds(headed, seed) for seed in range(3)) > WRONG
-    headed.close()
-    headed = opened(files, "knows")
-    rounds = play(headed, (4, 2, 3), 20, prompt=IN_ORDER, params=replace(SAMPLED, temperature=0.0))
-    assert not any(round.draft_n for round in rounds), "where all was accepted nothing is drafted any more"
     headed.close()
 
 

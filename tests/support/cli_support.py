@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -55,8 +56,21 @@ class Ran:
     err: str
     raw: bytes  # stdout, untranslated
 
+    @property
+    def json(self) -> Any:
+        """What it printed, read."""
+        return json.loads(self.out)
+
 
 Run = Callable[..., Ran]
+
+
+def in_process(*arguments: str, stdin: str | bytes = "", **env: str) -> Ran:
+    """The program with these arguments, in this process. Raises what is no exit of it."""
+    result: Any = CliRunner().invoke(cli, list(arguments), input=stdin, env=env, prog_name="specgguf")
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return Ran(result.exit_code, result.stdout, result.stderr, result.stdout_bytes)
 
 
 class Script:
@@ -96,10 +110,7 @@ def run(home: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
             return loaded(fake)
 
         monkeypatch.setattr(open_pair, "open_engine", open_engine)
-        result: Any = CliRunner().invoke(cli, list(arguments), input=stdin, env=env, prog_name="specgguf")
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        return Ran(result.exit_code, result.stdout, result.stderr, result.stdout_bytes)
+        return in_process(*arguments, stdin=stdin, **env)
 
     return do
 

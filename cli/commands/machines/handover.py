@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specgguf.presets import NGRAM
+
 from specgguf.errors import Unsupported
 
 if TYPE_CHECKING:
     from specgguf.bench.recommend import Report
 
-NGRAM = "ngram"
 GUESS = 3  # tokens to draft where nothing was measured and no number was asked for
 ALL_LAYERS = 999
 IMAGE = "ghcr.io/ggml-org/llama.cpp:server"

@@ -28,7 +28,9 @@ def show(plan: Plan, sizes: Footprint, n_parallel: int = 1, largest: int | None 
 
     for label, load in (("target", plan.target), (_drafts(plan), plan.draft)):
         if load:
-            click.echo(f"{label:<7} {load.hparams.name}  ({planning.describe(load.hparams)})  {_how(load, plan)}")
+            click.echo(
+                f"{label:<7} {load.hparams.name}  ({planning.describe(load.hparams)})  {_how(load, plan, n_parallel)}"
+            )
             if load.hparams.n_vocab_source:
                 click.echo(f"        {planning.describe_slimmed(load.hparams)}")
     click.echo()
@@ -77,7 +79,7 @@ def _drafts(plan: Plan) -> str:
     return "heads" if plan.draft and plan.draft.hparams.are_heads else "draft"
 
 
-def _how(load: LoadParams, plan: Plan) -> str:
+def _how(load: LoadParams, plan: Plan, n_parallel: int) -> str:
     if load.hparams.are_heads:
         n = load.hparams.n_layer
         return (
@@ -90,7 +92,8 @@ def _how(load: LoadParams, plan: Plan) -> str:
         n, whole = load.n_offloaded, load.hparams.n_layer + 1
         where = "all layers on the device" if n == whole else f"{n} of {whole} layers on the device"
     flash = "" if load.flash_attn else ", no flash attention"
-    return f"context {load.n_ctx}, KV {load.type_k}/{load.type_v}{flash}, {where}"
+    cells = f"context {load.n_ctx}" if n_parallel == 1 else f"caches of {load.n_ctx} tokens for {n_parallel} at once"
+    return f"{cells}, KV {load.type_k}/{load.type_v}{flash}, {where}"
 
 
 def _rows(sizes: Footprint, drafts: str) -> list[tuple[str, str, str]]:

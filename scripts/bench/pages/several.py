@@ -31,7 +31,7 @@ def _table(saved: Saved) -> str:
     head = (
         f"**{TITLES[saved['name']]}** (`{saved['model']}`, drafts of `{saved['draft_model']}`): {device},"
         f" {saved['machine']['n_cores']} cores; {saved['n_tokens']} tokens each, temperature 0,"
-        f" {_repeats(saved)} interleaved repeats, medians."
+        f" {_repeats(saved)} interleaved repeats, medians; specgguf at {_commits(saved)}."
     )
     lines = [
         "| at once | in turn | together | fixed 3 | auto | auto of the best plain | auto of in turn"
@@ -61,6 +61,11 @@ def _table(saved: Saved) -> str:
     )
     lines += ["", f"llama-server with as many slots, plain and with three drafted tokens, over HTTP: {said}."]
     return head + "\n\n" + "\n".join(lines)
+
+
+def _commits(saved: Saved) -> str:
+    """Where sizes were measured again later, those of several."""
+    return ", ".join(dict.fromkeys(str(cell.get("commit") or saved["commit"]) for cell in saved["cells"]))
 
 
 def _repeats(saved: Saved) -> str:

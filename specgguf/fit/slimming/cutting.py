@@ -18,7 +18,6 @@ from specgguf.native.mapped import rows
 from . import size as sizes
 from .ranking import ranked_ids
 
-HEADS = tuple(name for name in rows.GGML_TYPES if name.startswith("q"))
 HELD_OUT, PART = 4, 2000  # of the user's own texts every fourth part of so many characters tells what a size is worth
 
 
@@ -81,7 +80,7 @@ def cut(source: Path, out: Path, size: int | None, *, corpus: Sequence[Path] = (
     Args:
         size: tokens to keep; None measures which number pays most.
         corpus: texts of the user's, whose tokens weigh most.
-        head: another number format for the output matrix, one of `HEADS`.
+        head: another number format for the output matrix, one of `rows.GGML_TYPES`.
 
     Raises:
         Unsupported: not a file that can be slimmed, or no size pays. ConfigError: a corpus that cannot be read, or

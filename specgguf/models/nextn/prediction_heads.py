@@ -9,6 +9,7 @@ from pathlib import Path
 
 from specgguf.errors import Unsupported
 from specgguf.models.header import GgufError, Header, read
+from specgguf.presets import HEADS
 
 # Architectures whose prediction heads llama.cpp can run, and of how many heads a file may have (0: any number). For any
 # other file it would end the process.
@@ -38,6 +39,11 @@ def count_in(path: str | Path) -> int:
         return 0
 
 
+def draft_limit(n: int) -> int | None:
+    """The most tokens of a draft: one head drafts over and over (None), of several the nth drafts the nth token."""
+    return n if n > 1 else None
+
+
 def are_alone(head: Header) -> bool:
     """Whether a file has prediction heads and not the model that they belong to."""
     has_heads = any("nextn." in tensor.name for tensor in head.tensors)
@@ -47,7 +53,7 @@ def are_alone(head: Header) -> bool:
 def check_sole(draft: object) -> None:
     """Raise Unsupported for a draft that names heads beside something else: one thing drafts at a time."""
     names = draft.replace("+", ",").split(",") if isinstance(draft, str) else draft
-    if isinstance(names, list | tuple) and len(names) > 1 and "heads" in names:
+    if isinstance(names, list | tuple) and len(names) > 1 and HEADS in names:
         raise Unsupported(
             "prediction heads and a draft model cannot draft together: one of them drafts",
             hint="-d heads, or -d FILE; specgguf bench with each tells which is faster",

@@ -20,6 +20,7 @@ import llama_cpp
 import numpy as np
 
 from specgguf.errors import Unsupported
+from specgguf.models.nextn import prediction_heads
 from specgguf.native import backend, compat
 from specgguf.native.context import Context
 from specgguf.native.pool import Pool
@@ -87,8 +88,8 @@ class PredictionHeads:
 
     @property
     def draft_limit(self) -> int | None:
-        """The most tokens of a draft: one drafts over and over (None), of several the nth drafts the nth token."""
-        return len(self.contexts) if len(self.contexts) > 1 else None
+        """See `prediction_heads.draft_limit`."""
+        return prediction_heads.draft_limit(len(self.contexts))
 
     def follow(self, target: Sequence, first: int) -> list[HeadSequence]:
         """The first head's sequence of that index and those of the other heads beside it, which read from now on what
