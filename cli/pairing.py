@@ -78,7 +78,9 @@ def pick(settings: Settings, status: StatusOutput, *, yes: bool = False) -> Chos
         if choice.model == choice.preset.model:  # the preset's own pair
             settings.put("model", None, "default")
             keywords = preset_keywords(choice.preset)
-            _consent(choice.references, choice.preset.name, settings, status, yes)
+            typed = [ref for ref in choice.references if isinstance(ref, str) and ref not in choice.preset.files]
+            wanted = [ref for ref in choice.references if ref not in typed]
+            _consent(wanted, choice.preset.name, settings, status, yes)
     files = choice.files(lambda ref: _resolve(ref, settings, status))
     return ChosenPair(
         files.model, files.draft_model, choice.model_ref, files.draft_ref, choice.why, files.why, keywords
@@ -112,22 +114,32 @@ def _offer_what_is_here(status: StatusOutput) -> str:
     return ""
 
 
-def _missing(wanted: Sequence[ModelFile | str]) -> list[ModelFile]:
+def _missing(wanted: Sequence[ModelFile | str]) -> list[ModelFile | str]:
     """Those of a preset's files that are not here."""
     from specgguf.models import hub
 
-    return [m for m in wanted if not isinstance(m, str) and hub.cached(m) is None]
+    return [m for m in wanted if hub.cached(m) is None]
 
 
-def _consent(wanted: list[ModelFile | str], preset: str, settings: Settings, status: StatusOutput, yes: bool) -> None:
+def _bytes(missing: ModelFile | str) -> int:
+    """How much is to be downloaded; the hub is asked for what a user's preset only names."""
+    from specgguf.models import remote_header
+
+    return remote_header.read(missing).download_bytes if isinstance(missing, str) else missing.bytes
+
+
+def _consent(
+    wanted: Sequence[ModelFile | str], preset: str, settings: Settings, status: StatusOutput, yes: bool
+) -> None:
     """Say what a preset would download, and ask."""
     missing = _missing(wanted)
     if not missing or settings["offline"]:
         return
-    size = human_bytes(sum(m.bytes for m in missing))
-    status.tell(f"preset {preset} needs {', '.join(m.name for m in missing)}: {size} to download")
+    size = human_bytes(sum(map(_bytes, missing)))
+    named = ", ".join(m if isinstance(m, str) else m.name for m in missing)
+    status.tell(f"preset {preset} needs {named}: {size} to download")
     for m in missing:
-        if not m.is_open:
+        if not isinstance(m, str) and not m.is_open:
             status.tell(f"{m.name}: license {m.license or 'unknown'}, which is not an open-source one")
     if yes:
         return

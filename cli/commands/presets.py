@@ -60,24 +60,37 @@ def list_(fits: bool = False, as_json: bool = False) -> None:
             click.echo(json.dumps(row, ensure_ascii=False))
         return
     shown = [
-        (r["name"], r["use"], human_bytes(r["memory_mib"] * 2**20), human_bytes(r["download_bytes"]), r["summary"])
+        (r["name"], r["use"], _shown(r["memory_mib"] * 2**20 or None), _shown(r["download_bytes"]), r["summary"])
         for r in rows
     ]
     tables.show(shown, ("name", "use", "memory", "download", ""), right=(2, 3))
 
 
 def _row(preset: Preset) -> dict[str, Any]:
-    from specgguf.models import hub
-
-    missing = [m.bytes for m in preset.files if not isinstance(m, str) and hub.cached(m, verify=False) is None]
     return {
         "name": preset.name,
         "use": preset.use,
         "device": preset.match.device,
         "memory_mib": _memory_mib(preset),
-        "download_bytes": sum(missing),
+        "download_bytes": _download_bytes(preset),
         "summary": preset.summary,
     }
+
+
+def _download_bytes(preset: Preset) -> int | None:
+    """What is to be downloaded; None where that cannot be told offline."""
+    from specgguf.models import hub
+
+    try:
+        missing = [m for m in preset.files if hub.cached(m, verify=False) is None]
+    except SpecggufError:
+        return None
+    sizes = [m.bytes for m in missing if not isinstance(m, str)]
+    return sum(sizes) if len(sizes) == len(missing) else None
+
+
+def _shown(n: int | None) -> str:
+    return "?" if n is None else human_bytes(n)
 
 
 def _memory_mib(preset: Preset) -> int:
@@ -136,7 +149,7 @@ def _about(preset: Preset) -> list[tuple[str, str]]:
     layers = {None: "as many as the build can offload", -1: "all on the device", 0: "all on the CPU"}
     thinking = {None: "left to the model", True: "on", False: "off"}
     return [
-        ("memory", f"{human_bytes(_memory_mib(preset) * 2**20)} by the formula"),
+        ("memory", f"{_shown(_memory_mib(preset) * 2**20 or None)} by the formula"),
         ("context", f"{preset.n_ctx} tokens"),
         ("layers", layers.get(preset.n_gpu_layers, str(preset.n_gpu_layers))),
         ("KV cache", f"target {preset.type_k}/{preset.type_v}, draft {preset.draft_type_k}/{preset.draft_type_v}"),

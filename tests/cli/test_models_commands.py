@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from conftest import Pair
 from specgguf.cli.options import SETTINGS
+from specgguf.cli.terminal.progress import human_bytes
 from support import tiny
 from support.cli_support import Run, in_process, private_home
 from support.hubserver import HubServer
@@ -220,6 +221,47 @@ def test_a_pair_is_saved_used_and_removed(run: Run, tiny_chat: Pair) -> None:
 def test_odd_names_are_refused(run: Run, home: Path, tiny_chat: Pair, name: str) -> None:
     assert run("presets", "save", name, "-m", str(tiny_chat.target)).code == 2
     assert not list(home.rglob("*.toml"))
+
+
+def write_reference(home: Path, ref: str) -> None:
+    path = home / "config" / "specgguf" / "presets" / "mine.toml"
+    path.parent.mkdir(parents=True)
+    path.write_text(f'summary = "of my own"\nmodel = "{ref}"\ndraft_model = "ngram"\n')
+
+
+def test_what_is_not_known_of_a_reference_is_not_shown_as_nothing(run: Run, home: Path) -> None:
+    write_reference(home, f"{REPO}:F32")
+    row = next(line for line in run("presets", "list").out.splitlines() if line.startswith("mine"))
+    assert row.split()[:4] == ["mine", "chat", "?", "?"]
+    assert run("presets", "show", "mine").out.count("? by the formula") == 1
+    assert '"download_bytes": null' in run("presets", "list", "--json").out
+
+
+def test_a_reference_in_a_preset_is_not_downloaded_unasked(
+    run: Run, home: Path, server: HubServer, tiny_chat: Pair
+) -> None:
+    write_reference(home, f"{REPO}:F32")
+    refused = run("chat", "-p", "mine", "--max-tokens", "4", "Hi")
+    assert refused.code != 0
+    assert "nobody is here to ask" in refused.err
+    assert f"preset mine needs {REPO}:F32" in refused.err
+    size = tiny_chat.target.stat().st_size
+    assert f"{human_bytes(size)} to download" in refused.err
+    assert not list(home.rglob("*.gguf")), "only its header was read"
+    allowed = run("chat", "-p", "mine", "--yes", "--max-tokens", "4", "Hi")
+    assert allowed.code == 0, allowed.err
+    assert list(home.rglob("*.gguf"))
+    again = run("chat", "-p", "mine", "--max-tokens", "4", "Hi")
+    assert again.code == 0
+    assert "to download" not in again.err
+
+
+def test_what_a_person_typed_beside_a_preset_is_not_asked_for(
+    run: Run, home: Path, server: HubServer, tiny_chat: Pair
+) -> None:
+    write_reference(home, str(tiny_chat.target))
+    ran = run("chat", "-p", "mine", "-d", f"{REPO}:F16", "--max-tokens", "4", "Hi")
+    assert ran.code == 0, ran.err
 
 
 # --- fit ----------------------------------------------------------------------------------------------------
