@@ -5,7 +5,7 @@ It reads heads of files and does arithmetic; it loads nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -121,6 +121,7 @@ def plan_of(settings: Settings, pair: ChosenPair) -> Plan:
         given = {n: settings[prefix + n] for n in names if settings[prefix + n] is not None}
         return LoadParams(remote_header.read(str(path)).hparams, **given)
 
-    target = load(pair.model, "")
+    n_rs_seq = settings["draft_max"] if pair.draft_model is not None else 0
+    target = replace(load(pair.model, ""), n_rs_seq=n_rs_seq)
     draft = load(pair.draft_model, "draft_") if isinstance(pair.draft_model, Path) else None
     return search.Plan(this_machine(), target, target.of_heads if pair.draft_model == HEADS else draft)

@@ -102,7 +102,9 @@ def _model(table: Mapping[str, Any], *, where: str) -> ModelFile:
             raise ConfigError(f"{where}: '{key}' is missing")
     if "shape" in values:
         shape = _table(values["shape"], f"{where}.shape")
-        missing = [f.name for f in dataclasses.fields(Shape) if f.name not in shape]
+        missing = [
+            f.name for f in dataclasses.fields(Shape) if f.default is dataclasses.MISSING and f.name not in shape
+        ]
         if missing:
             raise ConfigError(f"{where}.shape: '{missing[0]}' is missing")
         values["shape"] = from_mapping(Shape, shape, where=f"{where}.shape")

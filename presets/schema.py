@@ -22,8 +22,13 @@ class Shape:
     """What the memory arithmetic needs of a model that is not here yet (see `specgguf.fit.footprint`).
 
     Attributes:
-        n_head, n_head_kv, head_dim: of one layer; all layers of a preset's models are alike.
+        n_head, n_head_kv, head_dim: of one layer that attends; they are all alike.
         token_embd_bytes: size of the token embedding, which stays in host memory when the output is untied.
+        output_bytes: of an untied output matrix; 0: as the embedding.
+        n_attending: layers with a KV cache, evenly spread; the others keep a recurrent state. 0: all of them.
+        state_bytes: one recurrent state of one text, all layers together; of a kind that llama.cpp can roll back.
+        n_prediction_heads, prediction_heads_bytes: inside the file; their layers are none of `n_layer`.
+        n_params: of the model without them; 0: counted, of layers that attend and have a gated feed-forward block.
     """
 
     n_layer: int
@@ -35,11 +40,21 @@ class Shape:
     n_vocab: int
     token_embd_bytes: int
     tied: bool
+    output_bytes: int = 0
+    n_attending: int = 0
+    state_bytes: int = 0
+    n_prediction_heads: int = 0
+    prediction_heads_bytes: int = 0
+    n_params: int = 0
 
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
             if f.name != "tied":
-                require_whole(f.name, getattr(self, f.name), 1)
+                require_whole(f.name, getattr(self, f.name), int(f.default is dataclasses.MISSING))
+        require_whole("n_attending", self.n_attending, 0, self.n_layer)
+        for one, other in (("n_prediction_heads", "prediction_heads_bytes"), ("n_attending", "state_bytes")):
+            if bool(getattr(self, one)) != bool(getattr(self, other)):
+                raise ConfigError(f"{one} and {other} go together")
         if not isinstance(self.tied, bool):
             raise ConfigError(f"tied must be true or false, not {self.tied!r}")
 

@@ -13,7 +13,7 @@ from specgguf.config import DRAFT_MAX_LIMIT
 from specgguf.errors import ConfigError
 from specgguf.fit import footprint, search
 from specgguf.fit.hardware import MIB, Machine, described
-from specgguf.models import hparams
+from specgguf.models import remote_header
 
 NAMES = presets.names()
 BUDGETED = [name for name in NAMES if name != "demo"]
@@ -110,7 +110,7 @@ def test_a_shape_describes_its_file(name: str) -> None:
     for model in files(presets.load(name)):
         kind = next(k for k in bits if k in model.name.lower())
         low, high = bits[kind]
-        assert low < 8 * model.bytes / hparams.of_preset_model(model).n_params < high
+        assert low < 8 * model.bytes / remote_header.of_preset_model(model).n_params < high
 
 
 VALID = """

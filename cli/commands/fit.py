@@ -116,11 +116,20 @@ def _plan(settings: Settings, machine: Machine) -> tuple[Plan, tuple[Path | None
     if _uses_heads(choice, target):
         if settings["rpc_servers"]:
             raise prediction_heads.not_on_workers()
+        load = replace(load, n_rs_seq=_draft_max(choice, settings))
         return planning.Plan(machine, load, load.of_heads), (target.path, None), choice.why
     draft = _draft(choice, target.path, offline)
+    drafts = draft is not None or choice.draft_model is not None
+    load = replace(load, n_rs_seq=_draft_max(choice, settings) if drafts else 0)
     draft_load = (loads[1] or LoadParams(draft.hparams)) if draft else None
     plan = planning.Plan(machine, load, _load(draft_load, settings, "draft_") if draft_load else None)
     return plan, (target.path, draft.path if draft else None), choice.why
+
+
+def _draft_max(choice: PairChoice, settings: Settings) -> int:
+    if choice.preset is None or settings.given("draft_max"):
+        return int(settings["draft_max"])
+    return choice.preset.draft_max
 
 
 def _uses_heads(choice: PairChoice, target: RemoteHeader) -> bool:

@@ -48,6 +48,7 @@ def dry_settings(load: LoadParams, kind: str) -> dict[str, int]:
         "n_batch": load.n_ubatch,
         "n_ubatch": load.n_ubatch,
         "n_outputs_max": load.n_outputs,
+        "n_rs_seq": load.n_rs_seq,
         "type_k": KV_TYPES[load.type_k],
         "type_v": KV_TYPES[load.type_v],
         "flash_attn_type": int(load.flash_attn),

@@ -36,6 +36,8 @@ class LoadParams:
     """How a model is to be loaded; n_gpu_layers -1 puts all of it on the device, 0 nothing.
 
     `n_outputs` is how many rows of logits a pass may give; specgguf's own contexts allow the longest draft and one.
+    `n_rs_seq` is how many tokens llama.cpp is asked to roll a recurrent memory back: each costs one more state. A
+    target's is its longest draft.
     """
 
     hparams: HParams
@@ -46,6 +48,7 @@ class LoadParams:
     flash_attn: bool = True
     n_ubatch: int = 512
     n_outputs: int = DRAFT_MAX_LIMIT + 1
+    n_rs_seq: int = 0
 
     @property
     def of_heads(self) -> LoadParams | None:
@@ -205,10 +208,12 @@ def rounded(n_ctx: int) -> int:
 
 
 def kv_bytes_by_layer(load: LoadParams) -> list[int]:
-    """The KV cache of each layer at this context and these types."""
-    cells = rounded(load.n_ctx)
+    """The KV cache of each layer at this context and these types, or the recurrent states that it keeps instead."""
+    d, cells = load.hparams, rounded(load.n_ctx)
+    n_states = 1 + load.n_rs_seq if d.has_state_rollback else 1
     k, v = KV_BYTES[load.type_k], KV_BYTES[load.type_v]
-    return [int(cells * (a * k + b * v)) for a, b in zip(load.hparams.k_width, load.hparams.v_width, strict=True)]
+    widths = zip(d.k_width, d.v_width, d.state_bytes, strict=True)
+    return [int(cells * (a * k + b * v)) + n_states * state for a, b, state in widths]
 
 
 def compute_bytes(load: LoadParams) -> int:
@@ -217,8 +222,9 @@ def compute_bytes(load: LoadParams) -> int:
 
 
 def minimal_context_bytes(hparams: HParams) -> int:
-    """The caches and logits of the context that `llama_cpp.Llama` keeps for itself."""
-    return 2 * OWN_CONTEXT * sum(hparams.k_width + hparams.v_width) + 16 * 4 * hparams.n_vocab
+    """The caches, state and logits of the context that `llama_cpp.Llama` keeps for itself."""
+    caches = 2 * OWN_CONTEXT * sum(hparams.k_width + hparams.v_width) + sum(hparams.state_bytes)
+    return caches + 16 * 4 * hparams.n_vocab
 
 
 def graph_bytes(load: LoadParams) -> int:

@@ -80,11 +80,13 @@ def loads_of(preset: Preset, *, offline: bool | None = None) -> tuple[LoadParams
         type_v=preset.type_v,
         flash_attn=preset.flash_attn,
         n_ubatch=preset.n_ubatch,
+        n_rs_seq=preset.draft_max if preset.draft_model is not None else 0,
     )
     if preset.draft_model is None or preset.draft_model in NO_FILE:
         return target, target.of_heads if preset.draft_model == HEADS else None
     of_draft = remote_header.read(preset.draft_model, offline=offline).hparams
-    return target, replace(target, hparams=of_draft, type_k=preset.draft_type_k, type_v=preset.draft_type_v)
+    kv = {"type_k": preset.draft_type_k, "type_v": preset.draft_type_v}
+    return target, replace(target, hparams=of_draft, n_rs_seq=0, **kv)  # type: ignore[arg-type]
 
 
 def largest_n_ctx(plan: Plan) -> int:

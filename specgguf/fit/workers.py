@@ -82,6 +82,7 @@ def _left(shape: HParams, placement: Placement) -> HParams:
         shape,
         k_width=left(shape.k_width),
         v_width=left(shape.v_width),
+        state_bytes=left(shape.state_bytes),
         layer_bytes=left(shape.layer_bytes),
         matrix_bytes=tuple((kind, int(n * share)) for kind, n in shape.matrix_bytes),
     )

@@ -1,4 +1,4 @@
-"""What of a model takes memory: layers, their sizes and bytes, from a GGUF header or a preset's shape.
+"""What of a model takes memory: layers, their sizes and bytes, from a GGUF header (without the file: `remote_header`).
 
 The numbers come from the GGUF's own metadata and tensor list, never from a table of names. What a context then
 needs is `footprint`'s arithmetic.
@@ -13,7 +13,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from specgguf.errors import Unsupported
-from specgguf.presets import ModelFile
 
 from . import slim
 from .header import Header, Tensor, read, shards
@@ -23,6 +22,8 @@ from .nextn import prediction_heads
 Q8_0, Q4_K, Q6_K = 8, 12, 14  # ggml types
 EXPERTS = "_exps."  # in the names of their tensors
 
+# Architectures of these states that llama.cpp can roll back; for others it asks for no more than one.
+STATE_ROLLBACK = ("qwen35", "qwen35moe")
 # Metadata of memories that the formula does not know: latent attention, recurrent and convolutional states.
 _OTHER_MEMORIES = ("attention.kv_lora_rank", "ssm.inner_size", "shortconv.l_cache", "wkv.head_size")
 
@@ -33,6 +34,8 @@ class HParams:
 
     Attributes:
         k_width, v_width: values that one token leaves in each layer's cache (0: a layer without one).
+        state_bytes: of one recurrent state, of each layer (0: a layer without one, or of a kind that the formula does
+            not know). has_state_rollback: llama.cpp keeps further ones to roll back to, where it is asked to.
         n_masks: attention masks in use (2 with a sliding window).
         layer_bytes: weights of each repeating layer; 0 for those of prediction heads, which llama.cpp counts as layers
             and skips.
@@ -57,6 +60,7 @@ class HParams:
     n_ctx_train: int
     k_width: tuple[int, ...]
     v_width: tuple[int, ...]
+    state_bytes: tuple[int, ...]
     layer_bytes: tuple[int, ...]
     embd_bytes: int
     output_bytes: int
@@ -71,6 +75,7 @@ class HParams:
     expert_share: float = 1.0
     heads: HParams | None = None
     are_heads: bool = False
+    has_state_rollback: bool = False
 
     @property
     def n_layer(self) -> int:
@@ -148,6 +153,7 @@ def of_headers(headers: Sequence[Header], name: str) -> HParams:
         n_ctx_train=_one(header.get("context_length")) or 4096,
         k_width=tuple(n * head_dim if i < n_own else 0 for i, n in enumerate(n_kv)),
         v_width=tuple(n * v_dim if i < n_own else 0 for i, n in enumerate(n_kv)),
+        state_bytes=tuple(0 if n else _state_bytes(header) if i < n_own else 0 for i, n in enumerate(n_kv)),
         layer_bytes=layer_bytes,
         embd_bytes=embedding,
         output_bytes=(output or embedding) + _bytes(own) - sum(layer_bytes) - embedding - output,
@@ -159,6 +165,7 @@ def of_headers(headers: Sequence[Header], name: str) -> HParams:
         source=PurePosixPath(str(header.metadata.get(slim.SOURCE, ""))).name,
         is_sure=not any(_one(header.get(key)) for key in _OTHER_MEMORIES),
         expert_bytes=_bytes(t for t in own if EXPERTS in t.name),
+        has_state_rollback=header.architecture in STATE_ROLLBACK,
         expert_share=min(1.0, (_one(header.get("expert_used_count")) or 1) / (_one(header.get("expert_count")) or 1)),
     )
     if not prediction_heads.count(header):
@@ -180,6 +187,7 @@ def _heads(
         whole,
         k_width=tuple(k for k, _ in caches),
         v_width=tuple(v for _, v in caches),
+        state_bytes=(0,) * len(caches),
         layer_bytes=tuple(n for _, n in sorted(_by_layer(read).items())),
         embd_bytes=_bytes(embedding),
         output_bytes=0 if has_output else whole.output_bytes,
@@ -189,39 +197,6 @@ def _heads(
         is_sure=not _one(header.get("attention.kv_lora_rank")),  # heads attend, whatever the layers before them do
         expert_bytes=_bytes(t for t in read if EXPERTS in t.name),
         are_heads=True,
-    )
-
-
-def of_preset_model(model: ModelFile) -> HParams:
-    """From a preset's own description, without the file.
-
-    Raises:
-        Unsupported: the preset gives no shape.
-    """
-    s = model.shape
-    if s is None:
-        raise Unsupported(f"{model} is not here and its preset gives no dimensions")
-    output = s.token_embd_bytes
-    layers = model.bytes - s.token_embd_bytes - (0 if s.tied else output)
-    per_embd = 2 * s.n_head * s.head_dim + 2 * s.n_head_kv * s.head_dim + 3 * s.n_ff
-    per_layer = s.n_embd * per_embd
-    return HParams(
-        name=model.name,
-        n_embd=s.n_embd,
-        n_ff=s.n_ff,
-        q_width=s.n_head * s.head_dim,
-        n_head=s.n_head,
-        head_dim=s.head_dim,
-        n_vocab=s.n_vocab,
-        n_ctx_train=32768,
-        k_width=(s.n_head_kv * s.head_dim,) * s.n_layer,
-        v_width=(s.n_head_kv * s.head_dim,) * s.n_layer,
-        layer_bytes=(layers // s.n_layer,) * s.n_layer,
-        embd_bytes=s.token_embd_bytes,
-        output_bytes=output,
-        tied=s.tied,
-        n_params=s.n_layer * per_layer + s.n_vocab * s.n_embd * (1 if s.tied else 2),
-        matrix_bytes=_matrices_of_quant(model.name.lower(), layers),
     )
 
 
@@ -254,12 +229,6 @@ def _matrices(tensors: Iterable[Tensor]) -> tuple[tuple[int, int], ...]:
     return tuple(by_type.items())
 
 
-def _matrices_of_quant(name: str, layers: int) -> tuple[tuple[int, int], ...]:
-    """About how much of the layers is stored in the type that a file's name speaks of."""
-    shares = {"q4_k_m": (Q4_K, 0.79), "q6_k": (Q6_K, 1.0), "q8_0": (Q8_0, 1.0)}
-    return tuple((kind, int(layers * share)) for word, (kind, share) in shares.items() if word in name)
-
-
 def _n_vocab(header: Header) -> int:
     embedding = header.tensor("token_embd.weight")
     counted = header.count("tokenizer.ggml.tokens") or _one(header.get("vocab_size"))
@@ -275,6 +244,15 @@ def _one(value: Any) -> int:
 
 def _per_layer(value: Any, n_layer: int) -> list[int]:
     return [int(v) for v in value] if isinstance(value, list) else [_one(value)] * n_layer
+
+
+def _state_bytes(header: Header) -> int:
+    """Of one layer's state of the state space kind (Mamba's, gated delta nets'): what its convolution still sees and
+    the matrix, in float32; 0 for other kinds."""
+    kernel, inner, n_groups, n_state = (
+        _one(header.get(f"ssm.{key}")) for key in ("conv_kernel", "inner_size", "group_count", "state_size")
+    )
+    return 4 * (max(kernel - 1, 0) * (inner + 2 * n_groups * n_state) + n_state * inner)
 
 
 def _kv_heads(header: Header, n_head: int, n_layer: int, n_own: int) -> list[int]:

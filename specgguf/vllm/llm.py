@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from specgguf.api import SpeculativeLlama
-from specgguf.config import require_number, require_whole
+from specgguf.config import DRAFT_MAX_DEFAULT, require_number, require_whole
 from specgguf.decode.generation import check_prompt
 from specgguf.errors import ConfigError, SpecggufError, Unsupported
 from specgguf.loading import N_PARALLEL_MAX
@@ -121,6 +121,7 @@ class LLM:
                 n_ctx=max_model_len,
                 n_sequences=max_num_seqs,
                 cache_type=kv_cache_dtype,
+                draft_max=drafts.draft_max or DRAFT_MAX_DEFAULT,
                 is_here=not own_keywords.get("rpc_servers"),
             ),
         )

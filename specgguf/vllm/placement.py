@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from specgguf.config import kv_type
+from specgguf.config import DRAFT_MAX_DEFAULT, kv_type
 from specgguf.errors import SpecggufError, Unsupported
 from specgguf.fit import search
 from specgguf.fit.footprint import LoadParams
@@ -31,6 +31,7 @@ class Wanted:
     Attributes:
         by_row, by_layer, draft: GPUs: tensor_parallel_size, pipeline_parallel_size, and the draft's.
         share: gpu_memory_utilization. n_ctx: max_model_len. n_sequences: max_num_seqs. cache_type: kv_cache_dtype.
+        draft_max: the longest draft.
         is_here: the model lies in this machine's memory alone, which can be looked at.
     """
 
@@ -41,6 +42,7 @@ class Wanted:
     n_ctx: int | None = None
     n_sequences: int | None = 1
     cache_type: str = "auto"
+    draft_max: int = DRAFT_MAX_DEFAULT
     is_here: bool = True
 
 
@@ -75,6 +77,7 @@ def keywords(
         n_ctx=wanted.n_ctx,
         n_sequences=n_sequences,
         cache_type=cache_type,
+        draft_max=wanted.draft_max,
     )
     own["n_ctx"] = found.n_ctx
     if n_sequences > 1:
@@ -142,6 +145,7 @@ def lengths(
     n_ctx: int | None,
     n_sequences: int,
     cache_type: str = "f16",
+    draft_max: int = DRAFT_MAX_DEFAULT,
 ) -> Lengths:
     """The longest contexts that fit: `n_ctx` for each sequence (None: what the model was trained for), and for all of
     them as much as they can use.
@@ -149,8 +153,9 @@ def lengths(
     Raises:
         SpecggufError: they do not fit.
     """
-    target = LoadParams(remote_header.read(str(model)).hparams, type_k=cache_type, type_v=cache_type)
-    draft = replace(target, hparams=remote_header.read(draft_model).hparams) if isinstance(draft_model, Path) else None
+    alone = LoadParams(remote_header.read(str(model)).hparams, type_k=cache_type, type_v=cache_type)
+    draft = replace(alone, hparams=remote_header.read(draft_model).hparams) if isinstance(draft_model, Path) else None
+    target = replace(alone, n_rs_seq=draft_max if draft_model is not None else 0)
     plan = search.Plan(machine, target, target.of_heads if draft_model == HEADS else draft)
     trained = target.hparams.n_ctx_train
     wanted = n_sequences * (n_ctx + CELLS_BESIDE) if n_ctx else max(trained + CELLS_BESIDE, n_sequences * TOKENS_EACH)

@@ -12,7 +12,7 @@ import pytest
 from support.tiny import Shape, chat, write_llama
 from support.tiny_heads import write_hy_v3, write_qwen35
 
-from specgguf.fit import footprint, predict, search
+from specgguf.fit import dry_load, footprint, predict, search
 from specgguf.fit.footprint import LoadParams, MemoryEstimate, estimate
 from specgguf.fit.hardware import MIB, described
 from specgguf.models import header, hparams
@@ -27,6 +27,7 @@ N_CTX = 4096
 SHAPE = Shape(n_embd=512, n_head=8, n_head_kv=4, n_layer=2, n_ff=1536)
 NARROW = Shape(n_embd=512, n_head=8, n_head_kv=1, n_layer=2, n_ff=512)
 PRINTED = 0.006 * MIB  # llama.cpp logs hundredths of a MiB
+STATES = re.compile(r"RS buffer size =\s*([\d.]+) MiB")
 KV, COMPUTE = (re.compile(rf"{what} buffer size =\s*([\d.]+) MiB") for what in ("KV", "compute"))
 
 
@@ -84,6 +85,35 @@ def test_forgetting_that_each_head_keeps_caches_of_all_would_be_seen(files: dict
     of_heads = load_of(files["two"]).of_heads
     assert of_heads is not None
     assert abs(sum(footprint.kv_bytes_by_layer(of_heads)) - kv) > 4 * MIB
+
+
+def test_recurrent_states_are_llama_cpps(tmp_path: Path) -> None:
+    """In the minimal context of `Llama` one, in ours one and one more for each token that may be rolled back."""
+    path = write_qwen35(tmp_path / "states.gguf", chat(), shape=SHAPE, n_state=128, n_v_heads=16)
+    found = hparams.of_file(path)
+    one = sum(found.state_bytes)
+    assert one > MIB, "one more or less of them is seen in what is printed"
+    with backend.captured_log() as lines:
+        weights = Weights(str(path), {"n_threads": 1, "n_threads_batch": 1}, native_params=LOAD)
+    without = replace(found, state_bytes=(0,) * found.n_layer)
+    counted = footprint.minimal_context_bytes(found) - footprint.minimal_context_bytes(without)
+    assert abs(states_in("".join(lines)) - counted) <= PRINTED
+    for n in (0, 3, 6):
+        with backend.captured_log() as lines:
+            model = Model(weights, n_ctx=N_CTX, n_rs_seq=n, flash_attn=True)
+        model.close()
+        load = LoadParams(found, n_ctx=N_CTX, n_rs_seq=n)
+        kept, attended = (estimate(replace(load, hparams=h), "cpu").host_kv for h in (found, without))
+        assert abs(kept - attended - states_in("".join(lines))) <= PRINTED
+        assert dry_load.measured(load, path).host_kv == pytest.approx(kept, abs=2 * PRINTED)
+        fixed = replace(load, hparams=replace(found, has_state_rollback=False))
+        assert estimate(fixed, "cpu").host_kv == attended + one, "as of architectures that cannot roll back"
+    weights.close()
+
+
+def states_in(log: str) -> float:
+    """Bytes that llama.cpp says of recurrent states."""
+    return sum(float(n) for n in STATES.findall(log)) * MIB
 
 
 @pytest.mark.parametrize("name", ["one", "two", "hybrid"])

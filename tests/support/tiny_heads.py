@@ -79,11 +79,19 @@ def write_hy_v3(
 
 
 def write_qwen35(
-    path: Path, vocab: Vocab, *, seed: int = 1, shape: Shape = SMALL, scale: float = 2.0, given: Weights | None = None
+    path: Path,
+    vocab: Vocab,
+    *,
+    seed: int = 1,
+    shape: Shape = SMALL,
+    scale: float = 2.0,
+    given: Weights | None = None,
+    n_state: int = 16,
+    n_v_heads: int = 2,
 ) -> Path:
     """A hybrid of two blocks, of which the first keeps a recurrent state, and one head, which attends."""
     assert shape.n_layer == 2
-    draw, n, n_state, n_v_heads, kernel = drawer(seed, 0.0, 2), shape.n_embd, 16, 2, 4
+    draw, n, kernel = drawer(seed, 0.0, 2), shape.n_embd, 4
     n_values, n_conv = n_state * n_v_heads, 2 * n_state + n_state * n_v_heads
     raw = _header(path, "qwen35", replace(shape, n_layer=3), vocab, None)
     raw.add_uint32("qwen35.nextn_predict_layers", 1)

@@ -36,7 +36,7 @@ def show(plan: Plan, sizes: Footprint, n_parallel: int = 1, largest: int | None 
     click.echo()
     has_gpu = bool(plan.machine.gpus)
     header = ("MB", "device", "host") if has_gpu else ("MB", "host")
-    found = _rows(sizes, _drafts(plan))
+    found = _rows(sizes, plan)
     rows = [[label, *columns] if has_gpu else [label, columns[1]] for label, *columns in found]
     tables.show(rows, header, right=(1, 2))
     pages = sizes.target.host_pages + sizes.draft.host_pages
@@ -44,7 +44,7 @@ def show(plan: Plan, sizes: Footprint, n_parallel: int = 1, largest: int | None 
         click.echo(f"and {_mb(pages)} MB of file pages, which are dropped when memory runs short")
     click.echo()
     if not plan.target.hparams.is_sure:
-        click.echo("the formula does not know this architecture's memory: --exact asks llama.cpp", err=True)
+        click.echo("the formula was not fitted to this architecture's memory: --exact asks llama.cpp", err=True)
     if not sizes.fits and n_parallel > 1:
         click.echo("does not fit. Fewer at once (--parallel), or a shorter context (--n-ctx), would")
         return
@@ -96,12 +96,16 @@ def _how(load: LoadParams, plan: Plan, n_parallel: int) -> str:
     return f"{cells}, KV {load.type_k}/{load.type_v}{flash}, {where}"
 
 
-def _rows(sizes: Footprint, drafts: str) -> list[tuple[str, str, str]]:
+def _rows(sizes: Footprint, plan: Plan) -> list[tuple[str, str, str]]:
     rows: list[tuple[str, int, int]] = []
-    for label, estimate in (("target", sizes.target), (drafts, sizes.draft)):
-        if estimate.device or estimate.host:
+    for label, estimate, load in (
+        ("target", sizes.target, plan.target),
+        (_drafts(plan), sizes.draft, plan.draft),
+    ):
+        if load and (estimate.device or estimate.host):
+            states = ", states" if any(load.hparams.state_bytes) else ""
             rows.append((f"{label} weights", estimate.weights, estimate.host_weights))
-            rows.append((f"{label} KV cache", estimate.kv, estimate.host_kv))
+            rows.append((f"{label} KV cache{states}", estimate.kv, estimate.host_kv))
             rows.append((f"{label} compute", estimate.compute, estimate.host_compute))
             if estimate.host_vocab:
                 rows.append((f"{label} vocabulary", 0, estimate.host_vocab))
