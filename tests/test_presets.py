@@ -16,6 +16,8 @@ from specgguf.fit.hardware import MIB, Machine, described
 from specgguf.models import remote_header
 
 NAMES = presets.names()
+BY_HEADS = [name for name in NAMES if name.endswith("-heads")]
+BY_DRAFT = [name for name in NAMES if name not in BY_HEADS]
 BUDGETED = [name for name in NAMES if name != "demo"]
 
 
@@ -26,17 +28,17 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def files(preset: Preset) -> tuple[ModelFile, ModelFile]:
-    target, draft = preset.files
-    assert isinstance(target, ModelFile)
-    assert isinstance(draft, ModelFile)
-    return target, draft
+def files(preset: Preset) -> list[ModelFile]:
+    found = [file for file in preset.files if isinstance(file, ModelFile)]
+    assert len(found) == len(preset.files)
+    return found
 
 
 def test_there_is_a_preset_for_every_tier() -> None:
     tiers = {f"gpu-{n}gb" for n in (8, 10, 12, 16, 24, 32)} | {f"apple-{n}gb" for n in (8, 16, 24, 32, 36, 48, 64, 96)}
     code = {f"gpu-{n}gb-code" for n in (8, 12, 16, 24, 32)} | {f"apple-{n}gb-code" for n in (16, 24, 32, 36, 48, 64)}
-    assert set(NAMES) == tiers | code | {"gpu-2x24gb", "cpu-8gb", "cpu-16gb", "cpu-16gb-chat", "demo"}
+    assert set(BY_DRAFT) == tiers | code | {"gpu-2x24gb", "cpu-8gb", "cpu-16gb", "cpu-16gb-chat", "demo"}
+    assert BY_HEADS == ["cpu-8gb-heads", "gpu-8gb-heads", "gpu-24gb-heads"]
 
 
 def test_names_are_sorted_as_people_count() -> None:
@@ -48,19 +50,26 @@ def test_a_preset_is_complete(name: str) -> None:
     preset = presets.load(name)
     assert preset.summary
     assert preset.source
-    target, draft = files(preset)
-    assert target.bytes > draft.bytes
-    for model in (target, draft):
+    target = files(preset)[0]
+    for model in files(preset):
         assert model.repo
         assert len(model.revision) == 40
         assert model.license
         assert model.shape is not None
         assert model.is_open or name in ("gpu-2x24gb", "apple-96gb")
-    assert target.shape is not None
-    assert draft.shape is not None
-    assert abs(target.shape.n_vocab - draft.shape.n_vocab) <= 128
     quantised = {preset.type_k, preset.type_v, preset.draft_type_k, preset.draft_type_v} - {"f16"}
     assert preset.flash_attn or not quantised
+    assert target.shape is not None
+    if name in BY_HEADS:
+        assert (preset.draft_model, preset.experimental) == (presets.HEADS, True)
+        assert target.shape.n_prediction_heads > 0
+        assert "not run" in preset.summary
+        assert preset.source.startswith("Not run: ")
+        return
+    draft = files(preset)[1]
+    assert draft.shape is not None
+    assert target.bytes > draft.bytes
+    assert abs(target.shape.n_vocab - draft.shape.n_vocab) <= 128
 
 
 @pytest.mark.parametrize("name", BUDGETED)
@@ -101,6 +110,77 @@ def test_the_arithmetic_agrees_with_published_measurements(name: str, mib: int) 
         + footprint.OVERHEAD_MIB[kind]
     )
     assert used == pytest.approx(mib, rel=0.02)
+
+
+# Of one state of each in public logs of llama.cpp, in MiB, and what the pair takes in all: with our contexts, and
+# with those that reserve logits for a whole batch.
+STATES = {"gpu-24gb-heads": 149.62, "gpu-8gb-heads": 50.25, "cpu-8gb-heads": 50.25}
+TOTALS = {"gpu-24gb-heads": (18239, 18967), "gpu-8gb-heads": (6271, 7073), "cpu-8gb-heads": (3392, 4237)}
+
+
+def total_mib(preset: Preset, n_outputs: int, **changes: object) -> float:
+    """What the pair takes, with such `changes` to the target."""
+    kind = preset.match.device
+    target, draft = search.loads_of(preset, offline=True)
+    assert draft is not None
+    target = replace(target, hparams=replace(target.hparams, **changes))  # type: ignore[arg-type]
+    needs = [footprint.estimate(replace(load, n_outputs=n_outputs), kind) for load in (target, draft)]
+    used = sum(estimate.host if kind == "cpu" else estimate.device for estimate in needs)
+    return used / MIB + footprint.OVERHEAD_MIB[kind]
+
+
+@pytest.mark.parametrize("name", BY_HEADS)
+def test_states_are_those_of_public_logs(name: str) -> None:
+    preset = presets.load(name)
+    target, heads = search.loads_of(preset, offline=True)
+    assert heads is not None
+    assert heads.hparams.are_heads
+    one = sum(target.hparams.state_bytes) / MIB
+    assert one == pytest.approx(STATES[name], abs=0.006)
+    without = replace(target, hparams=replace(target.hparams, state_bytes=(0,) * target.hparams.n_layer))
+    kept = sum(footprint.kv_bytes_by_layer(target)) - sum(footprint.kv_bytes_by_layer(without))
+    assert kept / MIB == pytest.approx((1 + preset.draft_max) * STATES[name], abs=0.03)
+
+
+@pytest.mark.parametrize("name", BY_HEADS)
+@pytest.mark.parametrize("whole_batch", [False, True])
+def test_a_pair_by_heads_takes_what_was_worked_out(name: str, whole_batch: bool) -> None:
+    preset, wanted = presets.load(name), TOTALS[name][whole_batch]
+    n_outputs = 512 if whole_batch else DRAFT_MAX_LIMIT + 1
+    assert total_mib(preset, n_outputs) == pytest.approx(wanted, abs=0.6)
+    found = search.loads_of(preset, offline=True)[0].hparams
+    states_left_out = total_mib(preset, n_outputs, state_bytes=(0,) * found.n_layer)
+    assert states_left_out < wanted - 4 * STATES[name]
+    everywhere = (max(found.k_width),) * found.n_layer
+    assert total_mib(preset, n_outputs, k_width=everywhere, v_width=everywhere) > wanted + 200
+
+
+def test_what_a_shape_says_of_states_and_heads_is_complete() -> None:
+    target = files(presets.load("gpu-8gb-heads"))[0]
+    assert target.shape is not None
+    for change, fault in (
+        ({"state_bytes": 0}, "go together"),
+        ({"n_attending": 0}, "go together"),
+        ({"prediction_heads_bytes": 0}, "go together"),
+        ({"n_attending": 33}, "n_attending must be"),
+        ({"output_bytes": -1}, "output_bytes must be"),
+        ({"n_layer": 0}, "n_layer must be"),
+    ):
+        with pytest.raises(ConfigError, match=fault):
+            replace(target.shape, **change)  # type: ignore[arg-type]
+
+
+def test_layers_of_a_hybrid_attend_as_those_of_its_file_would() -> None:
+    """Every fourth; the heads' layer is counted and skipped."""
+    found = remote_header.of_preset_model(files(presets.load("gpu-8gb-heads"))[0])
+    assert [i for i, k in enumerate(found.k_width) if k] == list(range(3, 32, 4))
+    assert found.layer_bytes[-1] == found.k_width[-1] == found.state_bytes[-1] == 0
+    assert all(bool(k) != bool(n) for k, n in zip(found.k_width[:-1], found.state_bytes[:-1], strict=True))
+    assert found.is_recurrent
+    assert not found.is_sure
+    assert found.heads is not None
+    whole = found.weights_bytes + found.heads.weights_bytes
+    assert whole == pytest.approx(files(presets.load("gpu-8gb-heads"))[0].bytes, abs=found.n_layer)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -228,6 +308,16 @@ def cpu(n_cores: int, gib: int) -> Machine:
     machine = described(vram="8GB")
     host = replace(machine.cpu, total_bytes=gib << 30, free_bytes=(gib - 1) << 30)
     return Machine((host,), n_cores, is_here=True)
+
+
+@pytest.mark.parametrize("name", BY_HEADS)
+def test_a_pair_by_heads_is_never_chosen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was not run is nobody's automatic choice, even where nothing else may be taken."""
+    machine = cpu(8, 8) if name.startswith("cpu") else described(vram=name.split("-")[1].upper())
+    assert search.plan_of(presets.load(name), machine, offline=True).fits
+    assert search.choose(machine, available=lambda p: p.name in (name, "demo"))[0].name == "demo"
+    monkeypatch.setattr(search, "NO_FILE", ())
+    assert name in [preset.name for preset in search._candidates(machine, "chat")], "the negative control"
 
 
 def test_few_cores_get_a_small_model() -> None:

@@ -219,12 +219,17 @@ def choose(
 
 
 def _candidates(machine: Machine, use: str) -> list[Preset]:
-    """Presets for this kind of machine and no larger one: the largest target first, then the longest context."""
+    """Presets for this kind of machine and no larger one: the largest target first, then the longest context.
+
+    Only pairs of two files: what heads gain nobody has measured, and what was not run is not chosen for anybody.
+    """
     found = []
     tier = (machine.gpus[0] if machine.kind == "gpu" else machine.cpu).total_bytes // MIB
     for name in presets.names():
         preset = presets.load(name)
         if not isinstance(preset.model, ModelFile) or preset.use != use or preset.match.device != machine.kind:
+            continue
+        if preset.draft_model in NO_FILE:
             continue
         if preset.match.n_devices > max(1, len(machine.gpus)) or preset.match.memory_mib > tier:
             continue

@@ -223,6 +223,16 @@ def test_odd_names_are_refused(run: Run, home: Path, tiny_chat: Pair, name: str)
     assert not list(home.rglob("*.toml"))
 
 
+def test_a_preset_with_heads_is_listed_and_shown(run: Run) -> None:
+    rows = {row["name"]: row for row in (json.loads(s) for s in run("presets", "list", "--json").out.splitlines())}
+    assert rows["gpu-8gb-heads"]["memory_mib"] == 6271
+    assert rows["gpu-8gb-heads"]["download_bytes"] == 5868826976
+    shown = run("presets", "show", "gpu-8gb-heads").out
+    assert re.search(r"^draft +heads$", shown, re.MULTILINE)
+    assert "experimental" in shown
+    assert "Not run: " in shown
+
+
 def write_reference(home: Path, ref: str) -> None:
     path = home / "config" / "specgguf" / "presets" / "mine.toml"
     path.parent.mkdir(parents=True)
@@ -265,6 +275,17 @@ def test_what_a_person_typed_beside_a_preset_is_not_asked_for(
 
 
 # --- fit ----------------------------------------------------------------------------------------------------
+
+
+def test_fit_counts_heads_and_the_states_of_a_preset(run: Run) -> None:
+    ran = run("fit", "-p", "gpu-8gb-heads", "--vram", "8GB")
+    assert ran.code == 0
+    assert re.search(r"^target KV cache, states +479 ", ran.out, re.MULTILINE)
+    assert re.search(r"^heads KV cache +34 ", ran.out, re.MULTILINE)
+    about = json.loads(run("fit", "-p", "gpu-8gb-heads", "--vram", "8GB", "--json").out)
+    assert (about["drafts"], about["prediction_heads"]) == ("heads", 1)
+    plain = json.loads(run("fit", "-p", "gpu-8gb-heads", "-d", "none", "--vram", "8GB", "--json").out)
+    assert about["target"]["kv"] - plain["target"]["kv"] == 3 * 52690944, "nothing drafts: one state is enough"
 
 
 def test_fit_shows_what_goes_where(run: Run) -> None:
