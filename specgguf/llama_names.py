@@ -171,7 +171,8 @@ class LlamaNames:
 
     def n_embd(self) -> int:
         """Dimensions of an embedding."""
-        return int(self._pair.weights.llama.n_embd())
+        with self._pair.weights.in_use() as weights:
+            return int(weights.llama.n_embd())
 
     @property
     def n_tokens(self) -> int:

@@ -212,6 +212,7 @@ CALLS = {
     "detokenize": lambda llm: llm.detokenize(range(5, 200)),
     "render": lambda llm: llm.render([{"role": "user", "content": "the list of words " * 20}]),
     "complete": lambda llm: llm.create_completion("the list of", max_tokens=3, temperature=0.0),
+    "n_embd": lambda llm: llm.n_embd(),
 }
 
 
@@ -246,7 +247,7 @@ print("ended")
 
 
 def test_closing_while_other_threads_call_in_a_loop(tiny_chat: Pair) -> None:
-    """Twenty engines, each used by four threads when it is closed: a plain error for each."""
+    """Twenty engines, each used by five threads when it is closed: a plain error for each."""
     done = subprocess.run(
         [sys.executable, "-P", "-c", CLOSING, str(tiny_chat.target)], capture_output=True, text=True, check=False
     )
