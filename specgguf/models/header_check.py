@@ -18,10 +18,8 @@ EPSILONS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
 CONTEXT_MAX = 2**31 - 1  # tokens: positions are signed
 INTEGERS = {24: "I8", 25: "I16", 26: "I32", 27: "I64"}
 NORM_TYPES = (0, 1, 30)  # F32, F16, BF16: norms are multiplied by, never quantised
-# Tensors that every architecture computes with; what only some have may well be tables of whole numbers.
-_WEIGHT = re.compile(
-    r"(blk\.\d+\.)?(token_embd|output(_norm)?|attn_[a-z_]+|ffn_(up|down|gate|norm)(_exps)?)\.(weight|bias)"
-)
+# The tables of whole numbers that llama.cpp knows: the experts of each token, and a draft's tokens as the target's.
+_TABLE = re.compile(r"(blk\.\d+\.)?(ffn_gate_tid2eid\.weight|d2t)")
 SENTENCEPIECE = "llama"  # as tokenizer.ggml.model has it
 TOKENS = "tokenizer.ggml.tokens"
 MAPPED_ALIGNMENT = 32  # bytes: where ggml takes tensors in a mapped file
@@ -55,13 +53,13 @@ def impossible(header: Header, overrides: Mapping[str, Any] | None = None) -> st
 
 
 def _wrong_type(header: Header) -> str:
-    """A tensor of weights whose type ggml computes nothing with."""
+    """A tensor, of all but the tables, whose type ggml computes nothing with."""
     for tensor in header.tensors:
-        if not _WEIGHT.fullmatch(tensor.name):
+        if _TABLE.fullmatch(tensor.name):
             continue
         if tensor.type in INTEGERS:
             return f"{tensor.name} holds whole numbers ({INTEGERS[tensor.type]}) where weights stand"
-        if "norm" in tensor.name and tensor.type not in NORM_TYPES:
+        if "_norm." in tensor.name and tensor.type not in NORM_TYPES:
             return f"{tensor.name} is quantised (type {tensor.type}), and norms never are"
     return ""
 

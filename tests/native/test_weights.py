@@ -261,7 +261,7 @@ def retyped(path: Path, tensor: str, kind: int) -> str:
     at = data.index(len(name).to_bytes(8, "little") + name) + 8 + len(name)
     n_dims = int.from_bytes(data[at : at + 4], "little")
     data[at + 4 + 8 * n_dims : at + 8 + 8 * n_dims] = kind.to_bytes(4, "little")
-    made = path.with_name("retyped.gguf")
+    made = path.with_name(f"{tensor}.gguf")
     made.write_bytes(data)
     return str(made)
 
@@ -280,6 +280,44 @@ def test_whole_numbers_where_weights_stand(tmp_path: Path, tensor: str, kind: in
     with pytest.raises(BackendError, match=f"is damaged: {tensor} {says}"):
         Weights(path)
     assert exit_code(path) != 0
+
+
+LOADING = """
+import sys
+from specgguf import BackendError
+from specgguf.native.weights import Weights
+
+for path in sys.argv[1:]:
+    try:
+        Weights(path).close()
+        print("loaded", flush=True)
+    except BackendError as error:
+        print(error, flush=True)
+"""
+
+
+@pytest.mark.parametrize("architecture", tiny.WRITERS)
+def test_whole_numbers_in_any_tensor(tmp_path: Path, architecture: str) -> None:
+    """In a process of its own, which llama.cpp ends over the first that is not refused."""
+    sound = tiny.WRITERS[architecture](tmp_path / "sound.gguf", tiny.letters(8))
+    names = [tensor.name for tensor in header.read(sound).tensors]
+    files = [retyped(sound, name, 26) for name in names]
+    command = [sys.executable, "-P", "-c", LOADING, *files, str(sound)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    refused = [
+        f"{file} is damaged: {name} holds whole numbers (I32) where weights stand"
+        for file, name in zip(files, names, strict=True)
+    ]
+    assert done.stdout.splitlines() == [*refused, "loaded"], done.stderr
+
+
+def test_tables_of_whole_numbers_are_no_weights() -> None:
+    def says(name: str, kind: int) -> str:
+        return header_check.impossible(header.Header({}, (header.Tensor(name, (8,), kind, 0),), 0))
+
+    assert says("blk.0.ffn_gate_tid2eid.weight", 26) == says("d2t", 27) == ""
+    assert "whole numbers" in says("blk.0.ffn_gate_inp.weight", 26)
+    assert "norms never are" in says("blk.1.post_ffw_norm.weight", 8)
 
 
 @pytest.mark.parametrize("value", [0, 2**31, 2**32 - 1])
