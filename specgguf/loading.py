@@ -1,8 +1,7 @@
 """From files and keywords to a loaded pair.
 
-Any keyword of `llama_cpp.Llama` goes to the target, the same with `draft_` to the draft; an unknown one is an
-error here, because `Llama` swallows it. What the build cannot do, and why drafting is off, is said in
-`warnings`: one line each, for whoever shows them.
+Any keyword of `llama_cpp.Llama` goes to the target, the same with `draft_` to the draft: see `native.keywords`. What
+the build cannot do, and why drafting is off, is said in `warnings`: one line each, for whoever shows them.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .config import DRAFT_MAX_LIMIT, DraftConfig, did_you_mean, kv_type, require_whole
+from .config import DRAFT_MAX_LIMIT, DraftConfig, require_whole
 from .control.calibration import ROWS_MAX
 from .control.trace import Trace
 from .decode.vocab_map import VocabMap
@@ -20,12 +19,12 @@ from .engine import Engine
 from .errors import ConfigError, SpecggufError, Unsupported
 from .models import header, slim
 from .models.nextn import prediction_heads
-from .native import backend, compat
+from .native import backend
 from .native.context import Context, Model
 from .native.heads import contexts as heads
+from .native.keywords import CONTEXT_KEYS, split
 from .native.mapped import pair
 from .native.mapped.slimmed import open_draft
-from .native.rpc import wire
 from .native.sequence import Sequence
 from .native.weights import Weights
 from .presets import HEADS, NO_FILE
@@ -35,18 +34,7 @@ INSTALL_LINES = (
     'CUDA: CMAKE_ARGS="-DGGML_CUDA=on" pip install --force-reinstall --no-cache-dir llama-cpp-python; '
     'Metal: CMAKE_ARGS="-DGGML_METAL=on" …; Vulkan: CMAKE_ARGS="-DGGML_VULKAN=on" …'
 )
-# ours to set: `Llama`'s own context is minimal, and without flash attention it refuses a quantised cache
-CONTEXT_KEYS = ("n_ctx", "n_batch", "n_ubatch", "flash_attn", "type_k", "type_v")
-REFUSED = {
-    "draft_model": "give the draft's file as draft_model_path",
-    "embedding": "specgguf only generates text",
-    "vocab_only": "specgguf only generates text",
-    "chat_handler": "specgguf renders the model's own template; name a format with chat_format",
-    "tokenizer": "specgguf uses the tokenizer in the file",
-}
 N_PARALLEL_MAX = 64
-OURS = ("rpc_servers",)  # which llama-cpp-python swallows
-IGNORED = ("logits_all", "verbose")  # rows are computed where they are needed; native logs are kept off stderr
 
 
 @dataclass(frozen=True)
@@ -128,7 +116,7 @@ def open_pair(
     """
     warnings: list[str] = []
     prediction_heads.check_sole(draft_model_path)
-    target_keys, draft_keys = _split(keywords)
+    target_keys, draft_keys = split(keywords)
     weights, target, draft_weights, draft, found, limit = None, None, None, None, None, None
     try:
         own_heads = draft_model_path == HEADS
@@ -199,57 +187,6 @@ def _check_draft_file(path: str) -> None:
 def _told(vocab_map: VocabMap, path: str) -> str:
     name = os.path.basename(path)
     return f"{vocab_map.share:.0%} of {name}'s tokens are the target's; it may draft these alone: acceptance is lower"
-
-
-def _split(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Keywords of the target and of the draft, checked against `Llama`'s own."""
-    known = compat.llama_keywords().union(OURS)
-    target: dict[str, Any] = {}
-    draft: dict[str, Any] = {}
-    for key, value in keywords.items():
-        name = key.removeprefix("draft_") if key not in REFUSED else key
-        if name in REFUSED and value not in (None, False):
-            raise Unsupported(f"{key} is not supported: {REFUSED[name]}")
-        if name not in known:
-            hint = did_you_mean(key, [*known, *(f"draft_{k}" for k in known)])
-            raise ConfigError(f"unknown keyword '{key}'", hint=hint)
-        if name not in IGNORED and name not in REFUSED:
-            (target if name == key else draft)[name] = value
-    _check_workers(target, draft)
-    for side, prefix in ((target, ""), (draft, "draft_")):
-        for name in ("type_k", "type_v"):
-            if name in side:
-                side[name] = kv_type(side[name], name=prefix + name)
-        for name, low in (("n_ctx", 0), ("n_batch", 1), ("n_ubatch", 1)):
-            if name in side:
-                require_whole(prefix + name, side[name], low, 2**31 - 1)
-        for name in ("n_threads", "n_threads_batch", "n_gpu_layers", "main_gpu", "split_mode"):
-            if side.get(name) is not None:
-                require_whole(prefix + name, side[name], -(2**31), 2**31 - 1)
-    for name in ("n_threads", "n_threads_batch"):
-        draft.setdefault(name, target.get(name))
-    return target, draft
-
-
-def _check_workers(target: dict[str, Any], draft: dict[str, Any]) -> None:
-    """Read both sides' `rpc_servers`; a side without any has none."""
-    taken: set[wire.Endpoint] = set()
-    for side, prefix in ((target, ""), (draft, "draft_")):
-        servers = side.pop("rpc_servers", None)
-        if not servers:
-            continue
-        workers = wire.endpoints(servers, name=f"{prefix}rpc_servers")
-        if twice := taken.intersection(workers):
-            raise ConfigError(
-                f"worker {min(twice)} cannot serve target and draft: it serves one model at a time",
-                hint="start another on that machine: specgguf worker --port N",
-            )
-        if side.get("split_mode") not in (None, 1):
-            raise Unsupported(
-                f"{prefix}split_mode={side['split_mode']} is not supported with workers: they take layers"
-            )
-        taken.update(workers)
-        side["rpc_servers"] = [str(worker) for worker in workers]
 
 
 def _load_keys(keys: Mapping[str, Any], warnings: list[str], name: str) -> dict[str, Any]:

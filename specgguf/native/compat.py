@@ -223,9 +223,10 @@ def progress_callback(told: Callable[[float], bool]) -> Any:
     return llama_cpp.llama_progress_callback(lambda share, _data: told(share))
 
 
-def llama_keywords() -> set[str]:
-    """The keywords of `Llama` beside the file's path; it swallows unknown ones."""
-    return set(inspect.signature(LLAMA.__init__).parameters) - {"self", "model_path", "kwargs"}
+def llama_keywords() -> dict[str, Any]:
+    """The keywords of `Llama` beside the file's path, with their defaults; it swallows unknown ones."""
+    parameters = inspect.signature(LLAMA.__init__).parameters.values()
+    return {p.name: p.default for p in parameters if p.name not in ("self", "model_path", "kwargs")}
 
 
 def lora_adapter(llama: Any) -> Any:

@@ -107,7 +107,8 @@ class Weights:
     @property
     def n_ctx_train(self) -> int:
         """The context length that the model was made for; 4096 where the file does not say."""
-        return int(self.metadata.get(f"{self.architecture}.context_length", 4096))
+        stated = self.metadata | dict(self.keywords.get("kv_overrides") or {})
+        return int(stated.get(f"{self.architecture}.context_length", 4096))
 
     @property
     def llama(self) -> Any:

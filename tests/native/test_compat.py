@@ -132,8 +132,9 @@ def test_a_missing_ggml_library_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_keywords_are_those_of_the_class() -> None:
     known = compat.llama_keywords()
-    assert {"n_ctx", "n_gpu_layers", "lora_path", "swa_full", "type_k", "chat_format"} <= known
-    assert not known & {"self", "model_path", "kwargs"}
+    assert {"n_ctx", "n_gpu_layers", "lora_path", "swa_full", "type_k", "chat_format"} <= known.keys()
+    assert not known.keys() & {"self", "model_path", "kwargs"}
+    assert (known["n_ctx"], known["last_n_tokens_size"], known["spm_infill"]) == (512, 64, False)
 
 
 def test_templates_are_not_seen_while_a_file_is_loaded(weights: Weights) -> None:
