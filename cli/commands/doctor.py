@@ -14,20 +14,21 @@ import click
 from specgguf.cli.click_options import options
 from specgguf.cli.open_pair import HARDWARE, LOUD
 from specgguf.cli.settings import Settings, gather
-from specgguf.cli.terminal import console, tables
+from specgguf.cli.terminal import console
 from specgguf.cli.terminal.progress import human_bytes
 from specgguf.cli.terminal.status import StatusOutput
+from specgguf.cli.terminal.views import doctor_view
 
 from specgguf.errors import BackendError, SpecggufError
 
 if TYPE_CHECKING:
     from specgguf.control.costs import Costs
     from specgguf.fit.hardware import Machine
+    from specgguf.fit.instructions import InstructionSets
     from specgguf.native.rpc.wire import WorkerReport
 
 BATCH_SIZES = (1, 2, 4, 8)
 LEAST_RATIO = 3.0  # how much faster a draft token should be than a target token
-REINSTALL = 'CMAKE_ARGS="-DGGML_{}=on" pip install --force-reinstall --no-cache-dir "llama-cpp-python>=0.3.36,<0.4"'
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ def doctor(speed: bool, as_json: bool, **flags: Any) -> int:
 
     Exits with 1 when something is wrong that should be changed; a remark is none.
     """
+    from specgguf.fit import instructions
     from specgguf.fit.hardware import others_keep_busy, this_machine
 
     settings = gather(flags)
@@ -60,8 +62,9 @@ def doctor(speed: bool, as_json: bool, **flags: Any) -> int:
     workers, unreachable = _workers(settings)
     heads, on_heads = _heads(settings)
     report: dict[str, Any] = {"versions": _versions(), "machine": _machine(machine) | workers}
-    report["prediction_heads"] = heads
-    findings = _machine_findings(machine, settings) + unreachable + on_heads
+    sets = instructions.here()
+    report |= {"prediction_heads": heads, "instruction_sets": asdict(sets)}
+    findings = _machine_findings(machine, settings, sets) + unreachable + on_heads
     if busy := others_keep_busy():
         findings.append(Finding(f"{busy}: what is measured now is less than this machine can do"))
     if speed:
@@ -76,7 +79,7 @@ def doctor(speed: bool, as_json: bool, **flags: Any) -> int:
     if as_json:
         click.echo(json.dumps(report, ensure_ascii=False, indent=1))
     else:
-        _show(report)
+        doctor_view.show(report)
     return int(any(finding.is_fault for finding in findings))
 
 
@@ -149,13 +152,18 @@ def _heads(settings: Settings) -> tuple[dict[str, Any], list[Finding]]:
     return about, [Finding(f"{has}, which would draft for it", f"specgguf bench -m {target} -d heads")]
 
 
-def _machine_findings(machine: Machine, settings: Settings) -> list[Finding]:
+def _machine_findings(machine: Machine, settings: Settings, sets: InstructionSets) -> list[Finding]:
     from specgguf.fit.hardware import unused_gpu
+    from specgguf.fit.instructions import reinstall
 
     found = []
     if backend := unused_gpu(machine):
         text = "there seems to be a graphics device, but llama-cpp-python was built for the CPU alone"
-        found.append(Finding(text, REINSTALL.format(backend), is_fault=True))
+        found.append(Finding(text, reinstall(backend), is_fault=True))
+    if sets.unused:
+        names = ", ".join(sets.unused)
+        text = f"llama.cpp was compiled without {names}: what runs on the CPU is slower than it could be"
+        found.append(Finding(text, reinstall("NATIVE", backends=[gpu.backend for gpu in machine.gpus])))
     if (threads := settings["n_threads"]) and threads > machine.n_cores:
         found.append(Finding(f"{threads} threads on {machine.n_cores} cores", f"-t {machine.n_cores}", is_fault=True))
     if machine.gpus and settings["draft_n_gpu_layers"] == 0:
@@ -250,49 +258,3 @@ def _pair_findings(costs: Costs, target: Path, draft: str) -> list[Finding]:
     return [
         Finding(text, f"specgguf bench -m {target} -d heads" if draft == HEADS else f"specgguf models pair {target}")
     ]
-
-
-def _show(report: dict[str, Any]) -> None:
-    heads = ("prediction heads", _on_heads(report["prediction_heads"]))
-    tables.show([*report["versions"].items(), heads, *report["machine"].items()])
-    pair = report.get("pair")
-    if pair:
-        click.echo()
-        tables.show(_pair_rows(pair))
-        if pair["draft"]:
-            click.echo(_outlook(pair["break_even"]))
-    click.echo()
-    for finding in report["warnings"]:
-        click.echo(f"{'!' if finding['is_fault'] else '·'} {console.clean(finding['text'])}")
-        if finding["line"]:
-            click.echo(f"    {finding['line']}")
-    if not any(finding["is_fault"] for finding in report["warnings"]):
-        click.echo("nothing to change")
-
-
-def _on_heads(heads: dict[str, Any]) -> str:
-    runs = heads["missing"] or "can be run"
-    if not heads["target"]:
-        return runs
-    return f"{runs}; {heads['target']} has {heads['n'] or 'none'}{' (-d heads)' if heads['n'] else ''}"
-
-
-def _outlook(break_even: float | None) -> str:
-    if break_even is None:
-        return "drafting cannot pay with this pair here: drafting will be off"
-    return f"drafting pays here when more than {break_even:.0%} of the drafted tokens are accepted"
-
-
-def _pair_rows(pair: dict[str, Any]) -> list[tuple[str, str]]:
-    plain = pair["verify_s"][1]
-    verify = ", ".join(f"{n}: {s * 1e3:.0f} ms" for n, s in pair["verify_s"].items())
-    rows = [("target", pair["target"]), ("draft", pair["draft"] or "none")]
-    if pair["slimmed"]:
-        rows.append(("", pair["slimmed"]))
-    rows.append(("rollback", ", ".join(f"{who} {rollback}" for who, rollback in pair["rollback"].items())))
-    rows += [(f"layers of the {side}", where) for side, where in pair["placement"].items()]
-    rows.append(("plain decoding", f"{1 / plain:.1f} tokens/s"))
-    rows.append(("a pass over n tokens", verify))
-    if pair["draft_s"]:
-        rows.append(("a draft token", f"{pair['draft_s'] * 1e3:.1f} ms, {plain / pair['draft_s']:.1f} times faster"))
-    return rows

@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,9 +20,10 @@ from support.hubserver import HubServer
 
 from specgguf import presets
 from specgguf.errors import WorkerLost
-from specgguf.fit import hardware
+from specgguf.fit import hardware, instructions
 from specgguf.fit.hardware import Machine, described
 from specgguf.models import cache, hf_client, inventory
+from specgguf.native import devices
 from specgguf.native.rpc import wire
 
 REPO = "org/Tiny-GGUF"
@@ -440,6 +441,36 @@ def test_doctor_warns_with_the_line_to_type(run: Run, home: Path, monkeypatch: p
     assert ran.code == 1
     for part in ("built for the CPU alone", "-DGGML_CUDA=on", "999 threads", "needs flash attention", "--flash-attn"):
         assert part in ran.out
+
+
+@pytest.fixture
+def processor(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """processor("CPU : AVX = 1 | ") -> one with AVX2, beside a llama.cpp that says so of itself."""
+    monkeypatch.setattr(instructions, "processor_flags", lambda: {"avx", "fma", "avx2"})
+
+    def build(said: str) -> None:
+        monkeypatch.setattr(devices, "build_info", lambda: ("0.3.36", said))
+
+    return build
+
+
+def test_doctor_names_the_instruction_sets_that_the_build_leaves_unused(
+    run: Run, processor: Callable[[str], None]
+) -> None:
+    processor("CPU : AVX = 1 | LLAMAFILE = 1 | ")
+    ran = run("doctor", "--no-speed")
+    assert ran.code == 0, "a remark is no fault"
+    said = "· llama.cpp was compiled without FMA, AVX2: what runs on the CPU is slower than it could be\n"
+    assert f'{said}    CMAKE_ARGS="-DGGML_NATIVE=on' in ran.out
+    report = json.loads(run("doctor", "--no-speed", "--json").out)
+    assert report["instruction_sets"] == {"used": ["AVX"], "unused": ["FMA", "AVX2"]}
+    assert "-DGGML_NATIVE=on" in report["warnings"][0]["line"]
+
+
+def test_doctor_says_nothing_of_instruction_sets_that_are_all_used(run: Run, processor: Callable[[str], None]) -> None:
+    processor("CPU : AVX = 1 | AVX2 = 1 | FMA = 1 | ")
+    assert "compiled without" not in run("doctor", "--no-speed").out
+    assert json.loads(run("doctor", "--no-speed", "--json").out)["instruction_sets"]["unused"] == []
 
 
 def test_doctor_does_without_a_pair(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
