@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from bench.attacks import saved
 from bench.attacks.child import Child, serving
 
 Json = dict[str, Any]
@@ -65,6 +66,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--save", type=Path)
     options = parser.parse_args()
+    before = saved.load(options.save, lambda found: _is_ours(found, options.clients, options.parallel)).get("runs", [])
     flags = ("--parallel", str(options.parallel), "--queue", "256", *EXACT)
     with serving(options.model, options.draft_model, *flags) as child:
         arrivals = Arrivals(child, requests(random.Random(0)), options.seconds)
@@ -72,14 +74,18 @@ def main() -> int:
         arrivals.run(options.clients)
         health = child.health()
     run = arrivals.result() | {"health": health}
-    saved = options.save is not None and options.save.exists()
-    runs = [*(json.loads(options.save.read_text())["runs"] if saved else []), run]
+    runs = [*before, run]
     result: Json = {"n_clients": options.clients, "n_parallel": options.parallel}
     result |= {"seconds": sum(one["seconds"] for one in runs), "runs": runs}
     print(json.dumps(result, indent=1))
     if options.save is not None:
         options.save.write_text(json.dumps(result, indent=1) + "\n")
     return int(bool(arrivals.faults) or health != "ok")
+
+
+def _is_ours(found: Json, n_clients: int, n_parallel: int) -> bool:
+    is_same = (found["n_clients"], found["n_parallel"]) == (n_clients, n_parallel)
+    return is_same and all(one["seconds"] and one["requests"] for one in found["runs"])
 
 
 class Arrivals:

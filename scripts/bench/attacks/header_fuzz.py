@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from bench.attacks import saved
 from specgguf.models import header
 
 LIMIT_S = 120.0  # for one header, on a busy machine
@@ -53,7 +54,7 @@ def main() -> int:
     options = parser.parse_args()
     started = time.monotonic()
     until = started + options.seconds
-    before = _saved(options.save, options.seed)
+    before = saved.load(options.save, lambda found: _is_ours(found, options.seed))
     tried, found = (collections.Counter[str](before.get(name, {})) for name in ("tried", "found"))
     faults: list[dict[str, Any]] = before.get("faults", [])
     with tempfile.TemporaryDirectory() as folder, Child(Path(folder) / "said") as child:
@@ -86,12 +87,9 @@ def main() -> int:
     return int(bool(faults))
 
 
-def _saved(file: Path | None, seed: int) -> dict[str, Any]:
-    """What earlier runs have found."""
-    if file is None or not file.exists():
-        return {}
-    found: dict[str, Any] = json.loads(file.read_text())
-    return found if found["seed"] == seed else {}
+def _is_ours(found: dict[str, Any], seed: int) -> bool:
+    numbers = (found["seconds"], *found["tried"].values(), *found["found"].values())
+    return bool(found["seed"] == seed and all(n >= 0 for n in numbers))
 
 
 class Copy:

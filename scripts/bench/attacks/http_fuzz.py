@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from bench.attacks import saved
 from bench.attacks.child import Child, serving
 from specgguf.serve.protocols import fields
 
@@ -60,7 +61,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--save", type=Path)
     options = parser.parse_args()
-    started, before = time.monotonic(), _saved(options.save, options.seed)
+    before = saved.load(options.save, lambda found: _is_ours(found, options.seed))
+    started = time.monotonic()
     with serving(options.model, options.draft_model, "--queue", "64", "--time-limit", "20") as child:
         fuzz = Fuzz(child, options.seed, started + options.seconds, before)
         fuzz.bodies(min(fuzz.n_bodies + WARM_UP, options.bodies))
@@ -87,12 +89,10 @@ def main() -> int:
     return int(bool(fuzz.faults))
 
 
-def _saved(file: Path | None, seed: int) -> dict[str, Any]:
-    """What earlier runs have found."""
-    if file is None or not file.exists():
-        return {}
-    found: dict[str, Any] = json.loads(file.read_text())
-    return found if found["seed"] == seed else {}
+def _is_ours(found: dict[str, Any], seed: int) -> bool:
+    numbers = (found["n_bodies"], found["n_raw"], found["seconds"], *found["statuses"].values())
+    pairs = all(isinstance(pair, list) and len(pair) == 2 for pair in found["rss_mb"])  # one of each server
+    return bool(found["seed"] == seed and all(n >= 0 for n in numbers) and pairs)
 
 
 class Fuzz:
