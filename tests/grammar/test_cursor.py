@@ -6,6 +6,9 @@ import contextlib
 import functools
 import json
 import random
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Pair
+from support import bombs
+from support.bombs import limited
 
 from specgguf.errors import BackendError, Busy, ConfigError
 from specgguf.grammar import cursor as module
@@ -150,57 +155,33 @@ def test_the_warning_names_the_line_that_asked(weights: Weights) -> None:
 
 # --- limits ---------------------------------------------------------------------------------------------------------
 
-CHAIN = 10_000
-BOMBS: dict[str, Any] = {
-    "nested optionals": "root ::= " + "(" * 40 + '"a"' + "?)*" * 40,
-    "300 optional items": "root ::= " + '("a" | "b")? ' * 300,
-    "the same as a pattern": {"type": "regex", "regex": "([ab])?" * 300},
-    "repetitions of repetitions": {"type": "regex", "regex": "((a{0,900}){0,900}){0,900}"},
-    "definitions that refer to two others each": json_grammar(
-        {
-            "$defs": {f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(30)}
-            | {"d30": {"type": "string"}},
-            "$ref": "#/$defs/d0",
-        }
-    ),
-    "the same as objects": json_grammar(
-        {
-            "$defs": {f"d{i}": {"properties": {n: {"$ref": f"#/$defs/d{i + 1}"} for n in "ab"}} for i in range(30)}
-            | {"d30": {"type": "string"}},
-            "$ref": "#/$defs/d0",
-        }
-    ),
-    "counts with blanks": 'root ::= ("a"{ 0 , 1000000 }){ 0 , 1000000 }',
-    "required names without ASCII letters": json_grammar(
-        {"type": "object", "required": [f"é{i}" for i in range(9999)]}
-    ),
-    "a chain of rules": "\n".join(["root ::= r0", *(f"r{i} ::= r{i + 1}" for i in range(999)), 'r999 ::= "a"']),
-    "a chain of Lark rules": {
-        "type": "lark",
-        "lark": "\n".join(["start: r0", *(f"r{i}: r{i + 1}" for i in range(CHAIN)), f'r{CHAIN}: "a"']),
-    },
-    "a chain of references": json_grammar(
-        {
-            "$defs": {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(CHAIN // 2)} | {f"d{CHAIN // 2}": {}},
-            "$ref": "#/$defs/d0",
-        }
-    ),
-    "2,000 properties": json_grammar({"properties": {f"p{i}": {"type": "string"} for i in range(2000)}}),
-    "left recursion": 'root ::= root root | root "a" | "b"',
-}
+
+@pytest.fixture(scope="module")
+def exploded(tiny_chat: Pair) -> subprocess.CompletedProcess[str]:
+    """All bombs, in one process with limits of its own: nothing that goes wrong there stops this one."""
+    return ended(limited([sys.executable, "-P", bombs.__file__, str(tiny_chat.target)]))
 
 
-@pytest.mark.parametrize("name", BOMBS)
-def test_no_grammar_takes_long_or_ends_the_process(weights: Weights, name: str) -> None:
-    """Refused, or compiled and followed for a few tokens."""
-    with contextlib.suppress(ConfigError):
-        cursor = compile_grammar(BOMBS[name], weights)
-        ids: list[int] = []
-        for _ in range(20):
-            legal = allowed(cursor, ids)
-            if not legal or legal[0] in weights.eog:
-                break
-            ids.append(legal[0])
+def ended(command: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("name", bombs.BOMBS)
+def test_no_grammar_takes_long_or_ends_the_process(exploded: subprocess.CompletedProcess[str], name: str) -> None:
+    """Refused in a line, or compiled and followed for a few tokens."""
+    became = [line for line in exploded.stdout.splitlines() if line.startswith(f"{name}: ")]
+    assert len(became) == 1, (exploded.returncode, exploded.stdout[-500:], exploded.stderr[-500:])
+
+
+def test_what_would_take_for_ever_is_ended() -> None:
+    """The limits hold: of time, and, where the system knows such a limit, of memory."""
+    assert ended(limited([sys.executable, "-c", "while True: pass"], cpu_s=1)).returncode in (
+        -signal.SIGXCPU,
+        -signal.SIGKILL,
+    )
+    if sys.platform == "linux":
+        greedy = ended(limited([sys.executable, "-c", "bytearray(2**32)"], memory=2**30))
+        assert "MemoryError" in greedy.stderr
 
 
 def test_a_grammar_over_its_limits_is_refused(weights: Weights, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,6 +104,8 @@ def test_the_same_tokens_as_llama_cpp(weights: Weights, name: str) -> None:
         ('root ::= "\\ud800"', "surrogate"),
         ('root ::= "a"{x}', "count"),
         ('root ::= "a"{12345678901}', "too large"),
+        ('root ::= "a"{+1,+9}', "count"),
+        ('root ::= "a"{-1}', "count"),
         ("root ::= <think>", "Lark"),
         ("root ::= " + "(" * 100_000 + '"a"' + ")" * 100_000, "nests"),
         ("\n".join(f"r{i} ::= r{i + 1}" for i in range(11_000)), "rules"),

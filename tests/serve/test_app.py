@@ -345,34 +345,6 @@ def test_what_is_strange_but_right_is_answered(server: Running) -> None:
         assert response.status_code == 200, (change, response.text)
 
 
-HEAVY: dict[str, tuple[str, Json]] = {
-    "a prompt of megabytes": (COMPLETIONS, {"prompt": "word " * 700_000}),
-    "80,000 messages": (CHAT, {"messages": ASK["messages"] * 80_000}),
-    "a text of a billion characters": (CHAT, schema := {"type": "string", "maxLength": 10**9}),
-    "a list of a billion": (CHAT, {"type": "array", "items": schema, "maxItems": 10**9}),
-    "100,000 choices": (CHAT, {"enum": list(range(100_000))}),
-    "a pattern of patterns": (CHAT, {"type": "string", "pattern": "^((a{1,900}){1,900}){1,900}$"}),
-    "2,000 properties": (CHAT, {"type": "object", "properties": {f"p{i}": schema for i in range(2000)}}),
-    "a grammar of a megabyte": (COMPLETIONS, {"grammar": f'root ::= "{"a" * 10**6}"'}),
-    "a grammar of 500,000 alternatives": (COMPLETIONS, {"grammar": 'root ::= "a"' + ' | "b"' * 500_000}),
-    "a billion repetitions": (COMPLETIONS, {"grammar": 'root ::= "a"{1000000000}'}),
-    "a schema on the web": (CHAT, {"$ref": "https://example.com/schema"}),
-}
-
-
-@pytest.mark.parametrize("name", HEAVY)
-def test_what_would_take_minutes_is_refused_or_served_at_once(server: Running, name: str) -> None:
-    """Nothing that a client sends may hold the engine without producing tokens."""
-    path, change = HEAVY[name]
-    if "prompt" not in change and "messages" not in change and "grammar" not in change:
-        change = {"response_format": {"type": "json_object", "schema": change}}
-    base = ASK if path == CHAT else COMPLETE
-    with server.client() as client:
-        response = client.post(path, json={**base, **change}, timeout=20.0)
-        if response.status_code != 200:
-            is_error(response, 400)
-
-
 def test_a_body_that_takes_long_to_read_keeps_nobody_waiting(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     reading, answered = threading.Event(), threading.Event()
 
