@@ -2,9 +2,11 @@
 #
 #   install_llama_cpp SPEC    $python and $log are set; $meanwhile, if it is set, runs while llama.cpp is compiled
 #
-# Nothing is asked where nobody answers (no terminal, or CI is set); a CMAKE_ARGS that is set is a wish to compile.
+# Nothing is asked where nobody answers (no terminal, or CI is set); a CMAKE_ARGS that is set is a wish to compile, and
+# LLAMA_CPP_BACKEND (cpu, cu124, vulkan, rocm72, metal: an index of the project's wheels) one for that backend.
 
 WHEELS=${LLAMA_CPP_WHEELS:-https://abetlen.github.io/llama-cpp-python/whl}
+CUDA_WHEELS="132 130 125 124 123 122 121 118" # the versions of CUDA that there are wheels for, as the project names them
 
 # Whether a llama-cpp-python is installed, and one that $spec allows.
 fits() {
@@ -34,7 +36,7 @@ install_llama_cpp() {
 # not tell what it was built for: only what is built by default is kept, and it never stands for a GPU that was chosen.
 take_kept() {
     [ -z "${CMAKE_ARGS+set}" ] && [ -n "$kept" ] || return 1
-    case $backend in cu*) return 1 ;; esac
+    [ -z "$(gpu_flag)" ] || return 1
     "$python" -m pip --disable-pip-version-check install --no-deps "$kept" >>"$log" 2>&1 || return 1
     loads_or_goes "the llama.cpp that pip kept" || return 1
     say "taking the llama.cpp that pip kept (to build it again: pip cache remove llama_cpp_python)"
@@ -48,9 +50,11 @@ loads_or_goes() {
     return 1
 }
 
-# Sets $backend, cpu unless a GPU is here that is wanted: Apple's by itself, NVIDIA's when the answer is yes.
+# Sets $backend, cpu unless one was named, or a GPU is here that is wanted: Apple's by itself, NVIDIA's when the answer is
+# yes.
 choose_backend() {
-    backend=cpu
+    backend=${LLAMA_CPP_BACKEND:-cpu}
+    [ -z "${LLAMA_CPP_BACKEND:-}" ] || return 0
     if [ "$(uname -s) $(uname -m)" = "Darwin arm64" ]; then
         backend=metal
     elif [ -z "${CMAKE_ARGS+set}" ] && command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1; then
@@ -66,13 +70,37 @@ choose_backend() {
     fi
 }
 
+# The flag that compiles $backend; none for what is built by default.
+gpu_flag() {
+    case ${backend:-cpu} in
+        cu*) printf -- '-DGGML_CUDA=on' ;;
+        vulkan) printf -- '-DGGML_VULKAN=on' ;;
+        rocm*) printf -- '-DGGML_HIP=on' ;;
+    esac
+}
+
+# The indexes to ask, the best first: NVIDIA's drivers run what was built for an older CUDA than their own.
+indexes() {
+    printf '%s\n' "$backend"
+    n=0
+    for version in $CUDA_WHEELS; do
+        case $backend in cu[0-9]*) ;; *) return ;; esac
+        [ "$version" -lt "${backend#cu}" ] && [ "$n" -lt 2 ] || continue
+        printf 'cu%s\n' "$version"
+        n=$((n + 1))
+    done
+}
+
 # The project's own wheels; false, in seconds, where they cannot be had or were not wanted.
 prebuilt() {
     [ -z "${CMAKE_ARGS+set}" ] || return 1
-    say "looking for a prebuilt llama.cpp ($backend)"
-    "$python" -m pip --disable-pip-version-check install --only-binary llama-cpp-python --no-deps --no-cache-dir \
-        --retries 0 --timeout 4 --index-url "$WHEELS/$backend" "$spec" >>"$log" 2>&1 || return 1
-    loads_or_goes "the prebuilt llama.cpp"
+    for index in $(indexes); do
+        say "looking for a prebuilt llama.cpp ($index)"
+        "$python" -m pip --disable-pip-version-check install --only-binary llama-cpp-python --no-deps --no-cache-dir \
+            --retries 0 --timeout 4 --index-url "$WHEELS/$index" "$spec" >>"$log" 2>&1 || continue
+        ! loads_or_goes "the prebuilt llama.cpp" || return 0
+    done
+    return 1
 }
 
 # Sets $compiler; false where there is none.
@@ -97,8 +125,8 @@ no_compiler() {
 set_build_flags() {
     remark=
     if [ -z "${CMAKE_ARGS+set}" ]; then
-        export CMAKE_ARGS=-DLLAVA_BUILD=OFF
-        case ${backend:-cpu} in cu*) CMAKE_ARGS="$CMAKE_ARGS -DGGML_CUDA=on" ;; esac
+        flag=$(gpu_flag)
+        export CMAKE_ARGS="-DLLAVA_BUILD=OFF${flag:+ $flag}"
     fi
     version=$("$compiler" -dumpfullversion 2>/dev/null) || return 0 # only gcc knows this option
     [ "${version%%.*}" -lt 13 ] && grep -qw amx_tile "${CPUINFO:-/proc/cpuinfo}" 2>/dev/null || return 0
@@ -118,7 +146,7 @@ compile() {
     find_compiler || no_compiler
     keep= # otherwise pip would hand out again what it kept
     [ -z "${CMAKE_ARGS+set}$kept" ] || keep=--no-cache-dir
-    case $backend in cu*) keep=--no-cache-dir ;; esac # the next clone may choose the CPU
+    [ -z "$(gpu_flag)" ] || keep=--no-cache-dir # the next clone may choose the CPU
     set_build_flags
     [ -z "$remark" ] || say "$remark"
     say "compiling llama.cpp, once: about $(minutes_to_compile) minutes on this machine ($log)"

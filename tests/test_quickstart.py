@@ -314,6 +314,64 @@ def test_a_person_is_asked_about_the_gpu(clone: Clone, answer: str, index: str) 
     assert any(index in line for line in clone.asked), clone.asked
 
 
+def indexes(clone: Clone) -> list[str]:
+    """Of wheels, as they were asked."""
+    return [line.split("/whl/")[1].split()[0] for line in clone.asked if "--only-binary" in line]
+
+
+@pytest.mark.parametrize(
+    ("driver", "asked"),
+    [
+        ("12.8", ["cu128", "cu125", "cu124"]),  # there are no wheels of its own version
+        ("12.4", ["cu124", "cu123", "cu122"]),
+        ("13.0", ["cu130", "cu125", "cu124"]),
+        ("11.8", ["cu118"]),
+        ("10.2", ["cu102"]),
+    ],
+)
+def test_wheels_for_an_older_cuda_are_asked_for_next(clone: Clone, driver: str, asked: list[str]) -> None:
+    """A driver runs what was built for an older CUDA, and nothing that was built for a newer one."""
+    clone.tool("nvidia-smi", NVIDIA.replace("12.4", driver))
+    clone.tool("g++", "exit 1")
+    status, said = in_terminal(clone, "y")
+    assert status == 0, said
+    assert indexes(clone) == asked
+    assert clone.told["CMAKE_ARGS"] == "-DLLAVA_BUILD=OFF -DGGML_CUDA=on", "none was there: it is compiled"
+
+
+def test_no_more_wheels_are_asked_for_than_it_takes(clone: Clone) -> None:
+    clone.tool("nvidia-smi", NVIDIA.replace("12.4", "12.8"))
+    clone.python(prebuilt='case "$*" in *cu125*) ' + WORKS + ";; *) exit 1;; esac")
+    status, said = in_terminal(clone, "y")
+    assert status == 0, said
+    assert indexes(clone) == ["cu128", "cu125"]
+    assert "looking for a prebuilt llama.cpp (cu125)" in said
+    assert "compil" not in said
+
+
+def test_a_driver_that_does_not_tell_its_cuda(clone: Clone) -> None:
+    clone.tool("nvidia-smi", "exit 0")
+    clone.tool("g++", "exit 1")
+    assert in_terminal(clone, "y")[0] == 0
+    assert indexes(clone) == ["cu"]
+
+
+@pytest.mark.parametrize(
+    ("backend", "flag"), [("vulkan", "-DGGML_VULKAN=on"), ("rocm72", "-DGGML_HIP=on"), ("cpu", "")]
+)
+def test_a_backend_that_is_named(clone: Clone, backend: str, flag: str) -> None:
+    """Its wheel, or else its build; nobody is asked, and what pip kept may be of another backend."""
+    clone.tool("nvidia-smi", NVIDIA)
+    clone.tool("g++", "exit 1")
+    clone.python(kept=KEPT, take="exit 0")
+    done = clone.quickstart(LLAMA_CPP_BACKEND=backend)
+    assert done.returncode == 0, done.stderr
+    assert indexes(clone) == [backend]
+    assert clone.told["CMAKE_ARGS"] == f"-DLLAVA_BUILD=OFF {flag}".strip()
+    assert any(line.endswith("/kept.whl") for line in clone.asked) == (not flag)
+    assert "NVIDIA" not in done.stderr
+
+
 def test_in_ci_nobody_is_asked_even_with_a_terminal(clone: Clone) -> None:
     clone.tool("nvidia-smi", NVIDIA)
     clone.python(prebuilt=WORKS)

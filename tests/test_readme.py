@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import click
@@ -90,6 +91,17 @@ def test_the_first_page_is_one() -> None:
     assert text.count("![") == 1
     for page in PAGES[1:]:
         assert f"docs/{page.name}" in text or page.stem == "controller", page.name
+
+
+@pytest.mark.parametrize("page", [README, ROOT / "docs" / "install.md"], ids=lambda p: p.stem)
+def test_a_prebuilt_wheel_is_one_that_the_package_takes(page: Path) -> None:
+    """Without the bounds pip takes the newest wheel that an index has, and compiles another release over it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (requirement,) = [line for line in project["dependencies"] if line.startswith("llama-cpp-python")]
+    lines = "".join(blocks(page, "sh")).replace("\\\n", " ").splitlines()
+    words = [shlex.split(line, comments=True) for line in lines if "--only-binary" in line]
+    assert len(words) == 1
+    assert words[0][:5] == ["pip", "install", "--only-binary", "llama-cpp-python", requirement]
 
 
 @pytest.mark.parametrize("number", range(len(blocks(README, "python"))))
