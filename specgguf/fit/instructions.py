@@ -79,7 +79,9 @@ def reinstall(*wanted: str, backends: Sequence[str] = ()) -> str:
     Args:
         backends: ggml's names of those ("CUDA", "MTL").
     """
+    from specgguf.native.compat import REQUIREMENT
+
     names = dict.fromkeys([*wanted, *(FLAGS[b.lower()] for b in backends if b.lower() in FLAGS)])
     flags = " ".join(f"-DGGML_{name}=on" for name in names)
-    how = "--force-reinstall --no-cache-dir --no-binary llama-cpp-python"
-    return f'CMAKE_ARGS="{flags}" pip install {how} "llama-cpp-python>=0.3.36,<0.4"'
+    how = "pip install --force-reinstall --no-cache-dir --no-binary llama-cpp-python"
+    return f'CMAKE_ARGS="{flags}" {how} {REQUIREMENT.removeprefix("pip install ")}'
