@@ -17,6 +17,7 @@ Message = dict[str, Any]
 ROLES = ("system", "user", "assistant", "tool")
 OTHER_ROLES = {"developer": "system", "function": "tool"}
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
+MAX_DEPTH = 64  # of values in a conversation: what walks them takes frames for every level, and templates do
 
 
 def normalized(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
@@ -57,7 +58,19 @@ def _normalized(message: Mapping[str, Any], where: str) -> Message:
         plain["tool_calls"] = [_normalized_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)]
     content = message.get("content")
     plain["content"] = "" if content is None else content_text(content, where)
+    check_depth(plain, where)
     return plain
+
+
+def check_depth(value: Any, where: str) -> None:
+    """Raise ConfigError for what is nested too deeply to be walked; `where` names it."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        inner = [v.values() if isinstance(v, Mapping) else v if isinstance(v, list | tuple) else () for v in level]
+        level = [value for values in inner for value in values]
+        if not level:
+            return
+    raise ConfigError(f"{where} is nested more than {MAX_DEPTH} deep")
 
 
 def content_text(content: Any, where: str) -> str:

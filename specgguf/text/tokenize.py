@@ -25,7 +25,10 @@ _SPECIAL_TEXTS: WeakKeyDictionary[Weights, ControlTexts] = WeakKeyDictionary()  
 
 def tokenize(weights: Weights, text: bytes, *, add_bos: bool = True, special: bool = False) -> list[int]:
     """Token ids of `text`; `special` reads special tokens' texts as those tokens."""
-    return weights.tokenize(text, add_bos=add_bos, special=special)
+    if not special:
+        return weights.tokenize(text, add_bos=add_bos)
+    decoded = text.decode("utf-8", "surrogateescape")  # bytes of all kinds, there and back
+    return _in_parts(weights, decoded, _special_texts(weights).starts(decoded, len(decoded)), add_bos=add_bos)
 
 
 def rendered_ids(weights: Weights, prompt: Rendered, *, add_bos: bool, n_ctx: int) -> list[int]:
@@ -45,8 +48,7 @@ def rendered_ids(weights: Weights, prompt: Rendered, *, add_bos: bool, n_ctx: in
 
 
 def special_ids(weights: Weights, text: str, n_ctx: int, *, add_bos: bool = True) -> list[int]:
-    """The ids of `text` with special tokens' texts read as those tokens. llama.cpp copies the text for each of them, so
-    many in a long text would take minutes: they are counted first, and the text is cut before some of them.
+    """The ids of `text` with special tokens' texts read as those tokens, which are counted first.
 
     Raises:
         ContextFull: they are more than a context of `n_ctx` tokens holds.
@@ -54,11 +56,18 @@ def special_ids(weights: Weights, text: str, n_ctx: int, *, add_bos: bool = True
     found = _special_texts(weights).starts(text, n_ctx + 1)
     if len(found) > n_ctx:
         raise ContextFull(f"the prompt holds more than {n_ctx:,} special tokens: the context holds {n_ctx:,} tokens")
+    return _in_parts(weights, text, found, add_bos=add_bos, errors="surrogatepass")
+
+
+def _in_parts(
+    weights: Weights, text: str, found: Sequence[tuple[int, int]], *, add_bos: bool, errors: str = "surrogateescape"
+) -> list[int]:
+    """The ids of a text in which special tokens' texts were found. llama.cpp copies the text for each of them, so many
+    in a long text would take minutes: it is cut before some of them."""
     edges = [start for start, _ in found[SPECIALS_AT_ONCE::SPECIALS_AT_ONCE] if not text[start - 1].isspace()]
     ids: list[int] = []
     for start, end in pairwise((0, *edges, len(text))):
-        data = text[start:end].encode("utf-8", "surrogatepass")
-        ids += tokenize(weights, data, add_bos=add_bos and start == 0, special=True)
+        ids += weights.tokenize(text[start:end].encode("utf-8", errors), add_bos=add_bos and start == 0, special=True)
     return ids
 
 
@@ -91,20 +100,23 @@ def prompt_ids(weights: Weights, prompt: str | Sequence[int], suffix: str | None
         Unsupported: a suffix, and this model knows no infilling.
     """
     if suffix is not None:
-        return _infill(weights, prompt, suffix)
+        return _infill(weights, prompt, suffix, n_ctx)
     if not isinstance(prompt, str):
         return token_ids(prompt)
     weights.check_length(len(prompt.encode("utf-8", "surrogatepass")), n_ctx)
     return special_ids(weights, prompt, n_ctx)
 
 
-def _infill(weights: Weights, prompt: str | Sequence[int], suffix: str) -> list[int]:
+def _infill(weights: Weights, prompt: str | Sequence[int], suffix: str, n_ctx: int) -> list[int]:
     """Prefix, suffix, middle: the file's own fill-in-the-middle tokens around the two texts."""
     marks = weights.fim
     if marks is None:
         raise Unsupported("this model has no fill-in-the-middle tokens, so suffix cannot be used")
-    prefix = tokenize(weights, prompt.encode(), add_bos=False) if isinstance(prompt, str) else token_ids(prompt)
-    return [marks[0], *prefix, marks[1], *tokenize(weights, suffix.encode(), add_bos=False), marks[2]]
+    before = prompt.encode("utf-8", "surrogatepass") if isinstance(prompt, str) else None
+    after = suffix.encode("utf-8", "surrogatepass")
+    weights.check_length(len(before or b"") + len(after), n_ctx)
+    prefix = token_ids(prompt) if before is None else tokenize(weights, before, add_bos=False)
+    return [marks[0], *prefix, marks[1], *tokenize(weights, after, add_bos=False), marks[2]]
 
 
 def template_of(weights: Weights, chat_format: str | None) -> ChatTemplate:

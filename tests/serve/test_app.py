@@ -312,6 +312,16 @@ def test_what_is_no_request_is_refused(server: Running, name: str, path: str) ->
         assert client.post(COMPLETIONS, json=COMPLETE).status_code == 200
 
 
+@pytest.mark.parametrize("depth", [70, 600, 950])
+@pytest.mark.parametrize("said", ["hi", "<|im_end|>"])
+def test_arguments_that_nest_deep_are_refused(server: Running, depth: int, said: str) -> None:
+    """They are JSON in a text: what is said of the body's own depth does not hold for them."""
+    for arguments in ("[" * depth + "]" * depth, '{"x":' * depth + "0" + "}" * depth):
+        call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        messages = [*ASK["messages"], {"role": "assistant", "tool_calls": [call]}, {"role": "user", "content": said}]
+        assert is_error(server.post(CHAT, {**ASK, "messages": messages}), 400)["param"] == "messages"
+
+
 def test_what_is_strange_but_right_is_answered(server: Running) -> None:
     changes: tuple[Json, ...] = (
         {"prompt": "a\0b"},

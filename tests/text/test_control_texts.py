@@ -95,12 +95,17 @@ def test_special_tokens_are_counted_before_they_are_tokenized(
     """llama.cpp would copy the whole text for each of them."""
     text = llm.detokenize([llm.token_eos()], special=True).decode()
     calls: list[int] = []
-    whole = tokenize.tokenize
-    monkeypatch.setattr(tokenize, "tokenize", lambda w, data, **k: calls.append(len(data)) or whole(w, data, **k))  # type: ignore[func-returns-value]
+    weights = llm._pair.weights
+    whole = weights.tokenize
+    monkeypatch.setattr(weights, "tokenize", lambda data, **k: calls.append(len(data)) or whole(data, **k))
     with pytest.raises(ContextFull, match="more than 512 special tokens"):
         llm.create_completion(text * 600)
     assert calls == []
     many = "ab".join([text] * 500)
-    cut = tokenize.special_ids(llm._pair.weights, many, 512)
-    assert len(calls) > 1, "in parts"
-    assert cut == llm.tokenize(many.encode(), special=True), "and the same as in one"
+    wanted = whole(many.encode(), special=True)
+    for parted in (lambda: tokenize.special_ids(weights, many, 512), lambda: llm.tokenize(many.encode(), special=True)):
+        assert parted() == wanted, "the same as in one"
+        assert len(calls) > 1, "in parts"
+        assert sum(calls) == len(many)
+        calls.clear()
+    assert llm.tokenize(b"\xffa\xed\xa0\x80", special=True) == whole(b"\xffa\xed\xa0\x80", special=True)

@@ -34,6 +34,13 @@ def test_tool_call_arguments_become_objects(arguments: Any, wanted: Any) -> None
     assert message["tool_calls"][0]["id"] == "call_1"
 
 
+def nested(n: int) -> Any:
+    value: Any = 0
+    for _ in range(n):
+        value = {"x": value}
+    return value
+
+
 @pytest.mark.parametrize(
     ("messages", "names"),
     [
@@ -55,6 +62,11 @@ def test_tool_call_arguments_become_objects(arguments: Any, wanted: Any) -> None
             [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[" * 100_000}}]}],
             "messages[0].tool_calls[0]: arguments are nested too deeply",
         ),
+        (
+            [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[" * 65 + "]" * 65}}]}],
+            "messages[0] is nested more than 64 deep",
+        ),
+        ([{"role": "user", "content": "x", "more": nested(300)}], "messages[0] is nested more than 64 deep"),
     ],
 )
 def test_wrong_messages_are_refused_by_name(messages: Any, names: str) -> None:

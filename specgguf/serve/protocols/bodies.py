@@ -15,12 +15,12 @@ from specgguf.config import DraftConfig, SamplingParams, did_you_mean
 from specgguf.errors import ConfigError, SpecggufError
 from specgguf.serve.config import ANY_MODEL
 from specgguf.text.arguments import EFFORTS, draft_config, thinking_of, tool_request
+from specgguf.text.messages import MAX_DEPTH
 
 from .fields import ALIASES, CHAT, COMPLETION, IGNORED, MAX_ANSWERS, Check, short
 
 Json = dict[str, Any]
 
-MAX_DEPTH = 64
 _SAMPLING = {field.name for field in fields(SamplingParams)} - {"logprobs", "stop"}
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from specgguf.config import did_you_mean
 from specgguf.errors import ConfigError
 from specgguf.text.detokenize import overlap
+from specgguf.text.messages import check_depth
 
 from .formats import MARKS, OPENED, Mark, ToolCall, bare_calls, may_be_bare, parse_call
 
@@ -151,5 +152,6 @@ def _checked(tools: Any) -> dict[str, Mapping[str, Any]]:
         name = function.get("name") if isinstance(function, Mapping) else None
         if not isinstance(name, str) or tool.get("type", "function") != "function":
             raise ConfigError(f'tools[{i}] must be {{"type": "function", "function": {{"name": …}}}}')
+        check_depth(tool, f"tools[{i}]")
         known[name] = tool
     return known
