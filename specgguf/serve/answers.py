@@ -64,17 +64,16 @@ class Answers:
         """The response to a request whose body `parse` understands."""
         config, record = self.config, record_of(request)
         try:
-            data = await http.body_of(request, max_bytes=config.body_max_bytes, timeout_s=config.body_timeout_s)
+            data = await self.entered(request)
             reply = await asyncio.to_thread(lambda: parse(read(data)))  # megabytes, or a grammar: not on the loop
             record.model = reply.model or config.name
-            self._quotas.enter(record.key)
             job = Job(reply.works, record.key or record.client)
             self.worker.submit(job)
         except ClientDisconnect:
             return Response(status_code=499)
         except SpecggufError as error:
             return self._failed(error, record)
-        watch = asyncio.create_task(self._watch(job, request))
+        watch = asyncio.create_task(self._watch(job, request, record))
         self._watching.add(watch)
         watch.add_done_callback(self._watching.discard)
         try:
@@ -83,16 +82,29 @@ class Answers:
             self.worker.cancel(job)
             raise
 
+    async def entered(self, request: Request) -> bytes:
+        """The body of a request that its key may make still: counted here, before anything costs more than bytes.
+
+        Raises:
+            OverQuota, ClientDisconnect, SpecggufError: there is none.
+        """
+        config = self.config
+        data = await http.body_of(request, max_bytes=config.body_max_bytes, timeout_s=config.body_timeout_s)
+        self._quotas.enter(record_of(request).key)
+        return data
+
     async def _whole(self, job: Job, reply: Reply, record: RequestRecord) -> Response:
         try:
             results: dict[int, Json] = {}
             while (item := await job.next()) is not None:  # answer once the engine is done with it
                 results[item[0]] = item[1]
             result = reply.whole([results[i] for i in sorted(results)])
-            self._count(record, result)
+            self._count(job, record, result.get("usage"))
             return JSONResponse(reply.shape(result), headers=reply.headers)
         except Exception as error:
             return self._failed(error, record)
+        finally:
+            self._count(job, record)
 
     def _failed(self, error: BaseException, record: RequestRecord) -> Response:
         worded = self._worded(error)
@@ -109,12 +121,16 @@ class Answers:
         words = f"This model's maximum context length is {self.engine.n_ctx()} tokens: {error}"
         return BadRequest(words, code="context_length_exceeded")
 
-    def _count(self, record: RequestRecord, item: Json) -> None:
-        """Tokens of an answer, from the dict that tells them."""
-        usage = item.get("usage")
-        if usage:
+    def _count(self, job: Job, record: RequestRecord, usage: Json | None = None) -> None:
+        """Tokens of an answer, once: as its `usage` tells them; without one, of an answer that nobody heard to the end,
+        what was made of it."""
+        if job.counted:
+            return
+        job.counted = True
+        record.n_prompt, record.n_generated = job.n_tokens()
+        if usage is not None:
             record.n_prompt, record.n_generated = usage["prompt_tokens"], usage["completion_tokens"]
-            self._quotas.spend(record.key, usage["total_tokens"])
+        self._quotas.spend(record.key, record.n_prompt + record.n_generated)
 
     async def _stream(self, job: Job, reply: Reply, record: RequestRecord) -> Response:
         """Wait for the first chunk, so that an error still has its status; but not so long that the connection seems
@@ -149,7 +165,8 @@ class Answers:
                         yield data
                     return
                 chunk = joined.of(*item)
-                self._count(record, chunk)
+                if "usage" in chunk:
+                    self._count(job, record, chunk["usage"])
                 for data in shaped.of(chunk):
                     yield data
                 coming = asyncio.ensure_future(job.next())
@@ -160,8 +177,9 @@ class Answers:
             coming.cancel()
             if not job.ended.is_set():
                 self.worker.cancel(job)
+            self._count(job, record)
 
-    async def _watch(self, job: Job, request: Request) -> None:
+    async def _watch(self, job: Job, request: Request, record: RequestRecord) -> None:
         """Stop `job` when its client goes away or its time is up; count what became of it."""
         loop, config = asyncio.get_running_loop(), self.config
         started = loop.time()
@@ -182,6 +200,7 @@ class Answers:
         finally:
             left.cancel()
         await job.ended.wait()
+        self._count(job, record)  # of a stream that was never begun
         self.metrics.request_s.add(loop.time() - started)
 
     def _gone(self, job: Job) -> None:

@@ -105,9 +105,8 @@ class Service:
 
     async def _small(self, answer: Callable[[Engine, Json], Json], request: Request) -> Response:
         """What needs the vocabulary alone is answered beside a running generation."""
-        config = self.config
         try:
-            data = await http.body_of(request, max_bytes=config.body_max_bytes, timeout_s=config.body_timeout_s)
+            data = await self.answers.entered(request)
             return JSONResponse(await asyncio.to_thread(answer, self.engine, read(data)))
         except ClientDisconnect:
             return Response(status_code=499)

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -24,6 +25,7 @@ OPEN_PATHS = ("/health", "/v1/health")  # probes of containers know neither keys
 MINUTE_S = 60.0
 
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9_.-]+)(:\d{1,5})?", re.ASCII)
+_SAFE = "/:@!$&'()*+,;=~"  # what a path may hold unquoted
 _REQUEST_ID = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
 
 
@@ -33,6 +35,7 @@ class RequestRecord:
 
     Attributes:
         id: the client's X-Request-Id, or a new one. key: the name of the key that was shown.
+        path: quoted as in a URL, so that it is one word.
         status: 0 while nothing was answered; 499 for a client that left.
         n_prompt, n_generated: tokens. error: one line, where it failed.
     """
@@ -50,11 +53,12 @@ class RequestRecord:
     error: str = ""
 
     def text(self) -> str:
-        """For people."""
+        """For people: one line, whatever characters a client put into it."""
         parts = [self.method, self.path, str(self.status), f"{self.seconds:.2f} s"]
         parts += [f"{self.n_prompt}+{self.n_generated} tokens"] if self.n_prompt else []
         parts += [self.key] if self.key else []
-        return " ".join([*parts, self.id, *([f"({self.error})"] if self.error else [])])
+        line = " ".join([*parts, self.id, *([f"({self.error})"] if self.error else [])])
+        return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
 
     def fields(self) -> dict[str, Any]:
         """For programs: everything but what is empty."""
@@ -137,7 +141,7 @@ class Doors:
             return
         headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
         path = scope["path"].removeprefix(scope.get("root_path", ""))
-        record = RequestRecord(_request_id(headers), scope["method"], path, _address(scope))
+        record = RequestRecord(_request_id(headers), scope["method"], quote(path, safe=_SAFE), _address(scope))
         scope["specgguf.record"] = record
         loop = asyncio.get_running_loop()
         started = loop.time()

@@ -37,6 +37,10 @@ class Closing(SpecggufError):
 class Stoppable(Protocol):
     """What a job needs of a `Generation`."""
 
+    n_prompt: int
+
+    @property
+    def n_completion(self) -> int: ...
     def cancel(self) -> None: ...
     def stop(self) -> None: ...
 
@@ -56,6 +60,7 @@ class Job:
     Attributes:
         began, ended: set on the way, `ended` always; `began` too, even if it never ran.
         ran: whether the engine took it up. n_running: its answers that are in the engine. over: all of it was done.
+        counted: whether its reader has counted its tokens.
     """
 
     def __init__(self, works: Sequence[Work], client: str) -> None:
@@ -63,10 +68,11 @@ class Job:
         self.client = client
         self.ran, self.n_running, self.over = False, 0, False
         self.began, self.ended = asyncio.Event(), asyncio.Event()
-        self.cancelled = self.finishing = False
+        self.cancelled = self.finishing = self.counted = False
         self.told_at = 0.0  # when it began or gave its latest dict, on time.monotonic's clock
         self.stopped_at: float | None = None  # when it was first asked to stop
         self._generations: dict[int, Stoppable] = {}  # by answer: the one that is made for it now
+        self._n_prompt = self._n_generated = 0  # of the generations that have ended
         self._reason: Exception | None = None
         self._loop = asyncio.get_running_loop()
         self._items: asyncio.Queue[Item | None] = asyncio.Queue()
@@ -90,6 +96,14 @@ class Job:
         for generation in tuple(self._generations.values()):
             self._pass_on(generation)
 
+    def n_tokens(self) -> tuple[int, int]:
+        """Tokens read and written for it so far, whether or not anybody got them."""
+        running = tuple(self._generations.values())
+        return (
+            self._n_prompt + sum(generation.n_prompt for generation in running),
+            self._n_generated + sum(generation.n_completion for generation in running),
+        )
+
     def _pass_on(self, generation: Stoppable) -> None:
         if self.finishing:
             (generation.cancel if self.cancelled else generation.stop)()
@@ -98,8 +112,14 @@ class Job:
 
     def hold(self, i: int, generation: Stoppable) -> None:
         """A generation was asked for. In this order: a `stop` that comes now finds it, an earlier one is heard."""
+        self._retire(i)
         self._generations[i] = generation
         self._pass_on(generation)
+
+    def _retire(self, i: int) -> None:
+        if (generation := self._generations.pop(i, None)) is not None:
+            self._n_prompt += generation.n_prompt
+            self._n_generated += generation.n_completion
 
     def tell(self, i: int, item: Json) -> None:
         self.told_at = time.monotonic()
@@ -117,7 +137,7 @@ class Job:
     def leave(self, i: int, error: BaseException | None) -> None:
         """An answer is not in the engine any more; the first error is what ends the job."""
         self.n_running -= 1
-        self._generations.pop(i, None)
+        self._retire(i)
         if error is not None:
             self.fail(error)
 

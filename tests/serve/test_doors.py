@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
-from support.serve_support import Scripted, serving
+from support.serve_support import WAIT_S, Json, Scripted, serving, until
 
 from specgguf.errors import ConfigError
 from specgguf.serve.config import ApiKey, ServeConfig, named_keys, read_keys
 from specgguf.serve.doors import Quotas, RequestRecord, host_name
 from specgguf.serve.http import OverQuota, error_body, error_response
+from specgguf.serve.protocols import fields
 
 CHAT = "/v1/chat/completions"
 ASK = {"messages": [{"role": "user", "content": "hi"}]}
@@ -104,6 +106,78 @@ def test_a_key_over_its_quota_is_told_when_to_come_back() -> None:
     assert 'specgguf_client_tokens_total{model="tiny",key="ann",kind="generated"} 3' in text
     assert [record.key for record in records] == ["ann", "ann", "bob", "bob"]
     assert (records[0].n_prompt, records[0].n_generated) == (1, 3)
+
+
+ANN = {"authorization": "Bearer k"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        (CHAT, {**ASK, "temperature": "hot"}, 400),
+        ("/tokenize", {"content": 5}, 400),
+        ("/detokenize", {"tokens": "x"}, 400),
+        ("/apply-template", {"messages": 5}, 400),
+    ],
+)
+def test_every_body_counts_and_none_is_read_beyond_the_quota(
+    monkeypatch: pytest.MonkeyPatch, path: str, body: Json, status: int
+) -> None:
+    """Grammars are compiled where bodies are read: whoever is over a quota must not hold the compilers."""
+    asked: list[str] = []
+
+    class Engine(Scripted):
+        def render(self, messages: object, **_: object) -> list[int]:
+            raise ConfigError("no messages")
+
+    monkeypatch.setattr(fields, "read_grammar", lambda value: asked.append(value))
+    with serving(Engine(), api_keys=(ApiKey("k", "ann", requests_per_minute=1),)) as server:
+        assert server.post(path, body, headers=ANN).status_code == status
+        for again in (path, "/tokenize", CHAT):
+            assert server.post(again, {**ASK, "grammar": 'root ::= "a"'}, headers=ANN).status_code == 429
+    assert asked == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tokens_count_though_the_client_leaves_before_it_is_told_of_them(stream: bool) -> None:
+    engine = Scripted(n_tokens=1000)
+    keys = (ApiKey("k", "ann", tokens_per_minute=4), ApiKey("l", "bob"))
+    records: list[RequestRecord] = []
+    body = json.dumps({**ASK, "stream": stream}).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer k\r\ncontent-type: application/json\r\n"
+    with serving(engine, records.append, api_keys=keys) as server:
+        with socket.create_connection((server.host, server.port), timeout=WAIT_S) as client:
+            client.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+            assert engine.begun.acquire(timeout=WAIT_S)
+            engine.step(5)
+            data = b""
+            while stream and b"t5" not in data:
+                assert (part := client.recv(4096))
+                data += part
+            until(lambda: engine.n_told == 5, "five tokens are made")
+        until(lambda: records and not server.service.worker.running, "it is over")
+        assert server.post(CHAT, ASK, headers=ANN).status_code == 429
+        with server.client() as client_:
+            text = client_.get("/metrics", headers={"x-api-key": "l"}).text
+    assert engine.said == ["cancelled"]
+    assert (records[0].n_prompt, records[0].n_generated) == (1, 5)
+    assert 'specgguf_client_tokens_total{model="tiny",key="ann",kind="generated"} 5' in text
+
+
+def test_a_log_line_is_one_line_whatever_was_asked_for() -> None:
+    records: list[RequestRecord] = []
+    with serving(Scripted(), records.append) as server, server.client() as client:
+        for path in ("/%0APOST%20/v1/chat/completions%20200", "/%1b[2J%9b", "/a%20b", "/%e2%80%a8%ff", "/ü"):
+            assert client.get(path).status_code == 404
+        server.post(CHAT, {**ASK, "tools": [], "tool_choice": {"function": {"name": "a\x1b[2J\u2028b"}}})
+    assert len(records) == 6
+    for record in records:
+        line = record.text()
+        assert line.isprintable()
+        assert line.split(" ")[2] in ("404", "400"), line
+        assert line.splitlines() == [line]
+    assert records[0].path == "/%0APOST%20/v1/chat/completions%20200"
+    assert r"\x1b[2J" in records[5].text()
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,8 @@ class Noted:
 class Handle:
     """One generation."""
 
+    n_prompt = n_completion = 1
+
     def __init__(self, on_cancel: Callable[[], None]) -> None:
         self.event = threading.Event()
         self._on_cancel = on_cancel

@@ -110,8 +110,11 @@ def events(text: str) -> list[Json]:
 class _Handle:
     """One call's generation: what is said to it once it has ended is said to nobody."""
 
+    n_prompt = 1
+
     def __init__(self, engine: Scripted) -> None:
         self._engine = engine
+        self.n_completion = 0
 
     def cancel(self) -> None:
         if self._engine._current is self:
@@ -134,7 +137,7 @@ class Scripted:
         self.n_parallel = 1
         self.calls: list[Json] = []
         self.said: list[str] = []  # what became of the calls: "cancelled", "finished", "closed" or "whole"
-        self.n_cancels = 0
+        self.n_cancels = self.n_told = 0
         self._n_tokens, self._in_prefill = n_tokens, in_prefill
         self._deaf = deaf  # hears no cancel
         self._changed = threading.Condition()
@@ -189,8 +192,8 @@ class Scripted:
     def _generate(self, keywords: Json) -> Iterator[Json]:
         self.calls.append(keywords)
         self._wish = ""
-        self._current = _Handle(self)
-        self._told(self._current)
+        handle = self._current = _Handle(self)
+        self._told(handle)
         self.begun.release()
         n, reason = 0, "stop"
         try:
@@ -203,6 +206,7 @@ class Scripted:
                     reason = "length"
                     break
                 n += 1
+                handle.n_completion = self.n_told = n
                 yield {**HEAD, "choices": [{"index": 0, "delta": {"content": f"t{n} "}, "finish_reason": None}]}
         except GeneratorExit:
             self.said.append("closed")
