@@ -17,6 +17,7 @@ from specgguf.decode.stats import Stats
 from specgguf.errors import Cancelled
 from specgguf.serve import queue
 from specgguf.serve.config import ServeConfig
+from specgguf.serve.job import Stoppable
 from specgguf.serve.protocols import openai, responses
 from specgguf.serve.protocols.bodies import BadRequest
 from specgguf.serve.protocols.reply import Json, Reply
@@ -61,7 +62,7 @@ class Answering:
             "/v1/responses": partial(responses.responses_reply, engine, config),
         }
         self._lock = threading.Lock()
-        self._running: dict[int, queue.Stoppable] = {}  # by thread: the generation that is made for its request
+        self._running: dict[int, Stoppable] = {}  # by thread: the generation that is made for its request
         self.stopped = False
 
     def row(self, request: Request) -> Json | None:

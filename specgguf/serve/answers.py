@@ -23,10 +23,11 @@ from . import http
 from .config import ServeConfig
 from .doors import Quotas, RequestRecord
 from .http import EventStream, Gone, Late
+from .job import Item, Job
 from .metrics import Metrics
 from .protocols.bodies import BadRequest, read
 from .protocols.reply import Parse, Reply
-from .queue import FINISH_S, Closing, Item, Job, Worker, without_frames
+from .queue import FINISH_S, Closing, Worker, without_frames
 
 Json = dict[str, Any]
 logger = logging.getLogger("specgguf.serve")

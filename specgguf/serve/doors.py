@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -25,7 +24,6 @@ OPEN_PATHS = ("/health", "/v1/health")  # probes of containers know neither keys
 MINUTE_S = 60.0
 
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9_.-]+)(:\d{1,5})?", re.ASCII)
-_SAFE = "/:@!$&'()*+,;=~"  # what a path may hold unquoted
 _REQUEST_ID = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
 
 
@@ -35,7 +33,7 @@ class RequestRecord:
 
     Attributes:
         id: the client's X-Request-Id, or a new one. key: the name of the key that was shown.
-        path: quoted as in a URL, so that it is one word.
+        path: as it was sent, quoted, so that it is one word.
         status: 0 while nothing was answered; 499 for a client that left.
         n_prompt, n_generated: tokens. error: one line, where it failed.
     """
@@ -140,8 +138,10 @@ class Doors:
             await self._app(scope, receive, send)
             return
         headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
-        record = RequestRecord(_request_id(headers), scope["method"], quote(path, safe=_SAFE), _address(scope))
+        root = scope.get("root_path", "")
+        path = scope["path"].removeprefix(root)
+        asked = scope["raw_path"].decode("ascii", "backslashreplace").removeprefix(root)
+        record = RequestRecord(_request_id(headers), scope["method"], asked, _address(scope))
         scope["specgguf.record"] = record
         loop = asyncio.get_running_loop()
         started = loop.time()

@@ -152,7 +152,8 @@ def test_tokens_count_though_the_client_leaves_before_it_is_told_of_them(stream:
             engine.step(5)
             data = b""
             while stream and b"t5" not in data:
-                assert (part := client.recv(4096))
+                part = client.recv(4096)
+                assert part
                 data += part
             until(lambda: engine.n_told == 5, "five tokens are made")
         until(lambda: records and not server.service.worker.running, "it is over")

@@ -13,7 +13,8 @@ from support.serve_support import Scripted, until
 
 from specgguf.errors import Cancelled
 from specgguf.serve import queue
-from specgguf.serve.queue import Closing, Job, QueueFull, Worker
+from specgguf.serve.job import Job
+from specgguf.serve.queue import Closing, QueueFull, Worker
 
 
 @contextlib.asynccontextmanager

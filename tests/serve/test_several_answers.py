@@ -16,7 +16,8 @@ from support.serve_support import WAIT_S, Json, Running, Scripted, events, servi
 
 from specgguf import SpeculativeLlama
 from specgguf.errors import Cancelled, ConfigError
-from specgguf.serve.queue import Closing, Job, Worker
+from specgguf.serve.job import Job
+from specgguf.serve.queue import Closing, Worker
 
 CHAT: Json = {"messages": [{"role": "user", "content": "a word list"}], "max_tokens": 8, "temperature": 0}
 COMPLETE: Json = {"max_tokens": 8, "temperature": 0}

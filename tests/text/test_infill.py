@@ -57,7 +57,7 @@ def test_texts_that_no_context_holds_are_not_tokenized(
     llm: SpeculativeLlama, monkeypatch: pytest.MonkeyPatch, before: Any, after: str
 ) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(llm._pair.weights, "tokenize", lambda text, **_: asked.append(len(text)) or [5])
+    monkeypatch.setattr(llm._pair.weights, "tokenize", lambda text, **_: asked.append(len(text)) or [5])  # type: ignore[func-returns-value]
     with pytest.raises(ContextFull, match="bytes of prompt do not fit"):
         llm.create_completion(before, suffix=after, max_tokens=4)
     assert asked == []
