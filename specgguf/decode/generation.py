@@ -24,6 +24,10 @@ class TextStream(StopCheck, Protocol):
     def n_tokens(self) -> int:
         """Kept so far, the end-of-generation token not counted."""
 
+    @property
+    def stopping_word(self) -> str:
+        """The stop string that ended the text, "" where none did."""
+
     def chunks(self, round: Round) -> list[Chunk]:
         """The chunks of the tokens that the last `check` kept."""
 
@@ -81,6 +85,11 @@ class Generation:
     def n_completion(self) -> int:
         """Generated tokens, the end-of-generation token not counted."""
         return self._text.n_tokens
+
+    @property
+    def stopping_word(self) -> str:
+        """The stop string that ended it, "" where none did."""
+        return self._text.stopping_word
 
     def cancel(self) -> None:
         """End it without a result, from any thread or a signal handler: it raises Cancelled within a round, or soon

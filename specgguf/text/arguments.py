@@ -31,6 +31,7 @@ SAMPLING = (
     "temperature top_p min_p typical_p top_k frequency_penalty presence_penalty repeat_penalty max_tokens seed "
     "min_tokens ignore_eos logprobs"
 ).split()
+RANDOM_SEEDS = (-1, 2**32 - 1)  # llama.cpp's words for none
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
@@ -55,8 +56,10 @@ def completion_params(config: DraftConfig, arguments: Mapping[str, Any]) -> tupl
     if (timeout := arguments.get("timeout")) is not None:
         require_number("timeout", timeout, 0, math.inf)
     grammar = arguments.get("grammar")
+    seed = arguments["seed"]
     params = SamplingParams(
-        **{name: arguments[name] for name in SAMPLING},
+        **{name: arguments[name] for name in SAMPLING if name != "seed"},
+        seed=None if seed in RANDOM_SEEDS and not isinstance(seed, bool) else seed,
         stop=tuple(stop),
         logit_bias=_logit_bias(arguments.get("logit_bias")),
         grammar=None if grammar is None else read_grammar(grammar),

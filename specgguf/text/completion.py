@@ -1,7 +1,8 @@
 """OpenAI's dicts and chunks, in llama-cpp-python's exact shapes: written once, for the API and the server.
 
 A `Completion` is a reply over one generation's chunks. Beyond llama-cpp-python's keys there are `timings` (whole
-replies and last chunks), `from_draft` (every chunk), `reasoning_content`, and `usage` in the last chunk. No engine
+replies and last chunks), `stopping_word` (there too, where a stop string ended the text), `from_draft` (every chunk),
+`reasoning_content`, and `usage` in the last chunk. No engine
 here, no clock and no random ids: both are handed in.
 """
 
@@ -41,6 +42,8 @@ class Stream(Protocol):
 
     @property
     def n_completion(self) -> int: ...
+    @property
+    def stopping_word(self) -> str: ...
     def __iter__(self) -> Iterator[Chunk]: ...
     def close(self) -> None: ...
     def cancel(self) -> None: ...
@@ -91,7 +94,8 @@ class Completion(ABC):
         }
 
     def _extras(self) -> Json:
-        return {"usage": self.usage(), "timings": self.generation.stats.timings()}
+        word = {"stopping_word": self.generation.stopping_word} if self.generation.finish_reason == "stop" else {}
+        return {"usage": self.usage(), "timings": self.generation.stats.timings(), **word}
 
     @property
     def _finish_reason(self) -> str:

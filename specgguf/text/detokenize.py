@@ -46,6 +46,11 @@ class Detokenizer:
         self.finish_reason: str | None = None
         self.n_tokens = 0  # kept so far, end-of-generation not counted
 
+    @property
+    def stopping_word(self) -> str:
+        """The stop string that ended the text, "" where none did."""
+        return self._stops.hit or ""
+
     def check(self, tokens: Sequence[int]) -> tuple[int, str | None]:
         """How many of `tokens` belong to the output, and why it ends there: "eos", "stop", "length" or None.
 

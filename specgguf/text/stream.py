@@ -47,6 +47,11 @@ class ChunkStream:
         """Kept so far, the end-of-generation token not counted."""
         return self._detokenizer.n_tokens
 
+    @property
+    def stopping_word(self) -> str:
+        """The stop string that ended the text, "" where none did."""
+        return self._detokenizer.stopping_word
+
     def check(self, tokens: Sequence[int]) -> tuple[int, str | None]:
         """See `Detokenizer.check`."""
         return self._detokenizer.check(tokens)

@@ -103,6 +103,17 @@ def test_completions(client: openai.OpenAI, llm: SpeculativeLlama) -> None:
     assert len(with_logprobs.choices[0].logprobs.token_logprobs or []) == 16
 
 
+@pytest.mark.parametrize("change", [{}, {"top_logprobs": 0}, {"top_logprobs": None}])
+@pytest.mark.parametrize("stream", [False, True])
+def test_log_probabilities_without_alternatives(server: Running, change: Json, stream: bool) -> None:
+    text = server.post(CHAT, {**ASK, "logprobs": True, "stream": stream, **change}).text
+    chunks = events(text) if stream else [json.loads(text)]
+    found = [c["logprobs"] for chunk in chunks for c in chunk["choices"]]
+    entries = [entry for logprobs in found if logprobs for entry in logprobs["content"]]
+    assert len(entries) == 16
+    assert [entry["top_logprobs"] for entry in entries] == [[]] * 16
+
+
 def test_models(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["tiny", "alias"]
     assert client.models.retrieve("alias").id == "alias"
@@ -130,15 +141,15 @@ def test_tools_and_json(client: openai.OpenAI) -> None:
     assert isinstance(json.loads(said.choices[0].message.content or "")["ok"], bool)
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_one_of_the_tools_must_be_called(client: openai.OpenAI, stream: bool) -> None:
+@pytest.mark.parametrize(("stream", "choice"), [(False, "required"), (True, "required"), (False, "any")])
+def test_one_of_the_tools_must_be_called(client: openai.OpenAI, stream: bool, choice: str) -> None:
     ok = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
     tools: Any = [
         {"type": "function", "function": {"name": name, "parameters": ok, "strict": True}}
         for name in ("first", "other")
     ]
     keywords: Json = {"model": "tiny", "messages": [{"role": "user", "content": "n"}], "temperature": 0, "tools": tools}
-    reply: Any = client.chat.completions.create(**keywords, tool_choice="required", stream=stream)
+    reply: Any = client.chat.completions.create(**keywords, tool_choice=choice, stream=stream)
     if stream:
         chunks = [chunk.choices[0] for chunk in reply]
         calls = [call for choice in chunks for call in choice.delta.tool_calls or []]
@@ -242,7 +253,7 @@ WRONG_CHAT: dict[str, tuple[Json, str | None]] = {
     "tools without a function": ({"tools": [{"type": "function"}]}, "tools"),
     "tool_choice a number": ({"tool_choice": 5}, "tool_choice"),
     "tool_choice with a text": ({"tool_choice": {"function": "f"}}, "tool_choice"),
-    "tool_choice unknown": ({"tools": [{"function": {"name": "f"}}], "tool_choice": "any"}, "tool_choice"),
+    "tool_choice unknown": ({"tools": [{"function": {"name": "f"}}], "tool_choice": "some"}, "tool_choice"),
     "response_format a text": ({"response_format": "json"}, "response_format"),
     "response_format unknown": ({"response_format": {"type": "xml"}}, "response_format"),
     "a schema that is none": ({"response_format": {"type": "json_object", "schema": 5}}, "response_format"),

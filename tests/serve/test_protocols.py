@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -117,6 +118,55 @@ def test_completion_of_llama_server(server: Running) -> None:
     chunks = [json.loads(line.removeprefix("data: ")) for line in stream.splitlines() if line]
     assert "".join(chunk["content"] for chunk in chunks) == own["content"]
     assert [chunk["stop"] for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+
+
+def test_why_a_completion_ended_is_said_in_llama_servers_words(server: Running) -> None:
+    ask = {"prompt": "a", "n_predict": 200, "temperature": 0}
+    whole = server.post("/completion", {**ask, "n_predict": 20, "ignore_eos": True}).json()
+    assert (whole["stop_type"], whole["stopping_word"]) == ("limit", "")
+    word = whole["content"][5:8]
+    for stream in (False, True):
+        text = server.post("/completion", {**ask, "ignore_eos": True, "stop": ["\0no", word], "stream": stream}).text
+        cut = json.loads(text.strip().splitlines()[-1].removeprefix("data: "))
+        assert (cut["stop_type"], cut["stopping_word"]) == ("word", word)
+    eos = server.post("/completion", {**ask, "logit_bias": [[2, 100]], "stop": [word]}).json()
+    assert (eos["stop_type"], eos["stopping_word"]) == ("eos", "")
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32 - 1, None])
+def test_minus_one_is_no_seed(server: Running, llm: SpeculativeLlama, seed: int | None) -> None:
+    """llama.cpp's words for a random one; any other number makes answers repeat."""
+    ask: Json = {"prompt": "a", "max_tokens": 40, "temperature": 1.5}
+    assert len({server.post("/v1/completions", {**ask, "seed": 5}).json()["choices"][0]["text"] for _ in "abc"}) == 1
+    asked = [server.post("/v1/completions", {**ask, "seed": seed, "n": 2}).json()["choices"] for _ in "ab"]
+    assert len({choice["text"] for choices in asked for choice in choices}) == 4
+    own: list[Any] = [llm.create_completion("a", max_tokens=40, temperature=1.5, seed=seed) for _ in "ab"]
+    assert len({reply["choices"][0]["text"] for reply in own}) == 2
+
+
+def test_minus_one_is_no_seed_whatever_the_servers_own_is(llm: SpeculativeLlama) -> None:
+    ask: Json = {"prompt": "a", "max_tokens": 40, "temperature": 1.5}
+    with serving(llm, defaults={"seed": 5}) as server:
+        for change, n in (({}, 1), ({"seed": -1}, 2)):
+            texts = {server.post("/completion", {**ask, **change}).json()["content"] for _ in "ab"}
+            assert len(texts) == n
+
+
+def test_an_empty_grammar_is_none(server: Running) -> None:
+    plain = server.post("/completion", COMPLETE).json()["content"]
+    assert server.post("/completion", {**COMPLETE, "grammar": ""}).json()["content"] == plain
+    form = {"response_format": {"type": "json_object"}}
+    assert server.post("/v1/chat/completions", {**ASK, **form, "grammar": ""}).status_code == 200
+    assert server.post("/completion", {**COMPLETE, "grammar": " "}).status_code == 400
+
+
+def test_as_many_slots_as_requests_run_at_once(tiny_chat: Pair) -> None:
+    with (
+        SpeculativeLlama(str(tiny_chat.target), n_ctx=128, n_parallel=3, n_threads=1, n_threads_batch=1) as llm,
+        serving(llm) as server,
+        server.client() as client,
+    ):
+        assert client.get("/props").json()["total_slots"] == 3
 
 
 def test_tokens_there_and_back(server: Running, llm: SpeculativeLlama) -> None:
@@ -249,6 +299,25 @@ def test_a_response_with_a_tool(client: openai.OpenAI, stream: bool) -> None:
         {"type": "function_call_output", "call_id": call.call_id, "output": "yes"},
     ]
     assert client.responses.create(model="tiny", input=talk, max_output_tokens=4).output_text
+
+
+LOOSE: Json = {"type": "array", "items": {"type": "boolean"}, "maxItems": 2, "uniqueItems": True}
+
+
+@pytest.mark.parametrize("where", ["tools", "text"])
+def test_schemas_that_say_so_are_not_strict(server: Running, where: str) -> None:
+    """uniqueItems cannot be kept to: refused, unless "strict": false takes the rest, as in the chat."""
+    for strict, status in ((None, 400), (True, 400), (False, 200)):
+        body: Json = {"input": "n", "temperature": 0, "max_output_tokens": 60}
+        if where == "tools":
+            wanted = {"type": "object", "properties": {"x": LOOSE}, "required": ["x"]}
+            body |= {"tools": [{**TOOL, "parameters": wanted, "strict": strict}], "tool_choice": "required"}
+        else:
+            body |= {"text": {"format": {"type": "json_schema", "name": "n", "schema": LOOSE, "strict": strict}}}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            answer = server.post("/v1/responses", body)
+        assert answer.status_code == status, answer.text
 
 
 def test_items_become_messages() -> None:

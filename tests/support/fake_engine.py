@@ -200,6 +200,7 @@ class FakeGeneration:
         self.n_prompt, self.n_completion = len(prompt), 0
         self.stats = Stats()
         self.finish_reason: str | None = None
+        self.stopping_word = ""
         self.cancelled = False
         self._engine = engine
         self._chunks = engine.answer(n, prompt, self)

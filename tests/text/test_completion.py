@@ -35,6 +35,7 @@ class Told:
         self._chunks = list(chunks)
         self.finish_reason: str | None = reason
         self.n_prompt, self.n_completion = n_prompt, n_completion
+        self.stopping_word = "."
         self.stats: Stats = Timed()
         self.n_closed = 0
 

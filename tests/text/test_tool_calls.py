@@ -93,6 +93,12 @@ def test_a_strict_tool_is_strict_unless_it_says_no() -> None:
         ]
 
 
+def test_any_is_another_word_for_required() -> None:
+    tools = [tool("f"), tool("g")]
+    assert choose(tools, "any") == choose(tools, "required")
+    assert choose(tools, "any").is_required
+
+
 def test_a_text_that_begins_inside_a_call() -> None:
     """Whole, in pieces, or no call at all: nothing is added and nothing lost."""
     call = '{"name": "f", "arguments": {"a": 1}}'
@@ -106,7 +112,8 @@ def test_a_text_that_begins_inside_a_call() -> None:
     ("tools", "choice", "error"),
     [
         (None, "required", ConfigError),
-        ([tool("f")], "any", ConfigError),
+        (None, "any", ConfigError),
+        ([tool("f")], "some", ConfigError),
         ([tool("f")], {"type": "function", "function": {"name": "h"}}, ConfigError),
         ([tool("f")], {"function": "f"}, ConfigError),
         ("f", None, ConfigError),

@@ -17,7 +17,7 @@ from specgguf.serve.config import ANY_MODEL
 from specgguf.text.arguments import EFFORTS, draft_config, thinking_of, tool_request
 from specgguf.text.messages import MAX_DEPTH
 
-from .fields import ALIASES, CHAT, COMPLETION, IGNORED, MAX_ANSWERS, Check, short
+from .fields import ALIASES, CHAT, COMPLETION, IGNORED, MAX_ANSWERS, UNSAID, Check, short
 
 Json = dict[str, Any]
 
@@ -193,7 +193,7 @@ def _checked(
     ignored = []
     for name, value in body.items():
         check = checks.get(name) or IGNORED.get(name)
-        if value is None:
+        if value is None or value == UNSAID.get(name):
             continue
         if check is None:
             if not lenient:

@@ -12,7 +12,7 @@ from typing import Any
 from specgguf.config import LIMITS, require_number, require_whole
 from specgguf.errors import ConfigError
 from specgguf.grammar.sources import Grammar, read_grammar
-from specgguf.text.arguments import EFFORTS
+from specgguf.text.arguments import EFFORTS, RANDOM_SEEDS
 from specgguf.text.messages import normalized
 
 Json = dict[str, Any]
@@ -148,6 +148,11 @@ def _tool_choice(name: str, value: Any) -> Any:
     return value
 
 
+def _seed(name: str, value: Any) -> int | None:
+    seed = _whole(*LIMITS["seed"])(name, value)
+    return None if seed in RANDOM_SEEDS else seed
+
+
 def _grammar(_name: str, value: Any) -> Grammar:
     return read_grammar(value)
 
@@ -178,7 +183,7 @@ COMMON: Mapping[str, Check] = {
     "repetition_penalty": _number(*LIMITS["repeat_penalty"]),
     "frequency_penalty": _number(*LIMITS["frequency_penalty"]),
     "presence_penalty": _number(*LIMITS["presence_penalty"]),
-    "seed": _whole(*LIMITS["seed"]),
+    "seed": _seed,
     "stop": _stop,
     "logit_bias": _bias,
     "min_tokens": _whole(0),
@@ -210,6 +215,7 @@ CHAT: Mapping[str, Check] = {
     "reasoning_effort": _one_of(*EFFORTS),
     "chat_template_kwargs": _object,
 }
+UNSAID = {"grammar": ""}  # other than null: what says nothing, in llama-server's words
 # What other servers' words are here.
 ALIASES = {"n_predict": "max_tokens", "max_completion_tokens": "max_tokens", "repetition_penalty": "repeat_penalty"}
 # Taken and without effect here: they speak of an account, or of a choice that this server does not have.

@@ -25,6 +25,8 @@ class Engine(Protocol):
     def create_completion(self) -> Callable[..., Any]: ...
     @property
     def metadata(self) -> dict[str, str]: ...
+    @property
+    def n_parallel(self) -> int: ...
     def compile_grammar(self, grammar: Any) -> Any: ...
     def n_ctx(self) -> int: ...
     def n_vocab(self) -> int: ...
@@ -60,12 +62,12 @@ def infill_reply(engine: Engine, config: ServeConfig, body: Json) -> Reply:
 
 
 def _shape(result: Json) -> Json:
-    choice, usage = result["choices"][0], result["usage"]
+    choice, usage, word = result["choices"][0], result["usage"], result.get("stopping_word", "")
     return {
         "content": choice["text"],
         "stop": True,
-        "stop_type": STOP_TYPES[choice["finish_reason"]],
-        "stopping_word": "",
+        "stop_type": "word" if word else STOP_TYPES[choice["finish_reason"]],
+        "stopping_word": word,
         "model": result["model"],
         "tokens_predicted": usage["completion_tokens"],
         "tokens_evaluated": usage["prompt_tokens"],
@@ -137,7 +139,7 @@ def props(engine: Engine, config: ServeConfig) -> Json:
     defaults = {"n_ctx": engine.n_ctx(), "params": dict(config.defaults)}
     return {
         "default_generation_settings": defaults,
-        "total_slots": 1,
+        "total_slots": engine.n_parallel,
         "model_alias": config.name,
         "model_path": metadata.get("general.name", config.name),
         "chat_template": metadata.get("tokenizer.chat_template", ""),

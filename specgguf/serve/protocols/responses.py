@@ -70,8 +70,10 @@ def chat_body(body: Json) -> Json:
         chat["tool_choice"] = {"type": "function", "function": {"name": choice["name"]}} if named else choice
     text, reasoning = body.get("text"), body.get("reasoning")
     if isinstance(text, Mapping) and isinstance(form := text.get("format"), Mapping):
-        schema = {"json_schema": {"schema": form.get("schema")}} if form.get("type") == "json_schema" else {}
-        chat["response_format"] = {"type": form.get("type"), **schema}
+        wanted = {name: form[name] for name in ("schema", "strict") if form.get(name) is not None}
+        chat["response_format"] = {"type": form.get("type")}
+        if form.get("type") == "json_schema":
+            chat["response_format"]["json_schema"] = wanted
     if isinstance(reasoning, Mapping) and reasoning.get("effort"):
         chat["reasoning_effort"] = reasoning["effort"]
     return chat
@@ -111,7 +113,7 @@ def _tool(tool: Any) -> Json:
     if not isinstance(tool, Mapping) or tool.get("type") != "function":
         kind = tool.get("type") if isinstance(tool, Mapping) else tool
         raise BadRequest(f"tools of type {kind!r:.40} are not served, only functions are", param="tools")
-    return {"type": "function", "function": {k: v for k, v in tool.items() if k not in ("type", "strict")}}
+    return {"type": "function", "function": {k: v for k, v in tool.items() if k != "type" and v is not None}}
 
 
 def _list(value: Any, name: str) -> list[Any]:

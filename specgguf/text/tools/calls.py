@@ -117,7 +117,7 @@ class ToolChoice:
 
 def choose(tools: Any, tool_choice: Any) -> ToolChoice:
     """Read OpenAI's `tools` and `tool_choice` ("auto", "none", "required", or {"type": "function", "function":
-    {"name"}}).
+    {"name"}}). "any" is what others call "required".
 
     Raises:
         ConfigError: malformed, or a tool of that name does not exist.
@@ -127,9 +127,9 @@ def choose(tools: Any, tool_choice: Any) -> ToolChoice:
         return ToolChoice(tuple(known.values()))
     if tool_choice == "none":
         return ToolChoice()
-    if tool_choice == "required":
+    if tool_choice in ("required", "any"):
         if not known:
-            raise ConfigError("tool_choice is 'required' and there are no tools", hint="give tools")
+            raise ConfigError(f"tool_choice is '{tool_choice}' and there are no tools", hint="give tools")
         return ToolChoice(tuple(known.values()), is_required=True)
     function = tool_choice.get("function") if isinstance(tool_choice, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
