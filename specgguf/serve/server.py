@@ -13,7 +13,9 @@ import signal
 import socket
 import ssl
 from collections.abc import Callable, Generator
+from functools import partial
 from types import FrameType
+from typing import Any
 
 import uvicorn
 
@@ -68,7 +70,11 @@ class _Server(uvicorn.Server):
         self._service, self._connections, self._tell_started = service, connections, started
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        asyncio.get_running_loop().set_exception_handler(self._connections.on_loop_error)
+        loop: Any = asyncio.get_running_loop()
+        loop.set_exception_handler(self._connections.on_loop_error)
+        if self.config.ssl is not None:  # a connection is ours once its handshake is over, and uvicorn bounds none
+            limit = self._connections.head_timeout_s
+            loop.create_server = partial(loop.create_server, ssl_handshake_timeout=limit)
         await super().startup(sockets=sockets)
         self._tell_started()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -77,6 +78,23 @@ def test_it_serves_and_stops(tiny_chat: Pair, tmp_path: Path, number: signal.Sig
             assert replies[0]["model"] == "mine"
             assert httpx.get(f"{server.url}/v1/models", trust_env=False).status_code == 401
         assert server.stop(number) == (0, "")
+
+
+def test_a_line_of_json_for_each_request(tiny_chat: Pair, tmp_path: Path) -> None:
+    with served(tiny_chat, tmp_path, "--log-format", "json", "--alias", "mine") as server:
+        with server.client(headers={"x-request-id": "first"}) as client:
+            assert client.post("/v1/completions", json={"prompt": "a word", "max_tokens": 3}).status_code == 200
+            assert client.post("/v1/completions", json={"prompt": "x", "ü" * 300: 1}).status_code == 400
+            assert client.get("/health").status_code == 200
+        code, said = server.stop()
+    assert code == 0
+    lines = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+    assert [(line["path"], line["status"], line["request_id"]) for line in lines] == [
+        ("/v1/completions", 200, "first"), ("/v1/completions", 400, "first"),
+    ]  # fmt: skip
+    assert (lines[0]["model"], lines[0]["n_generated"], lines[0]["client"]) == ("mine", 3, "127.0.0.1")
+    assert 0 < lines[0]["seconds"] < lines[0]["time"] <= lines[1]["time"]
+    assert "unknown field" in lines[1]["error"]
 
 
 def test_sigterm_under_load(tiny_chat: Pair, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import json
+import resource
 import socket
 import ssl
 import subprocess
@@ -105,6 +106,13 @@ def test_where_files_run_short_idle_connections_are_closed() -> None:
         assert len(connections) == 0
 
     asyncio.run(test())
+
+
+@pytest.mark.parametrize(("files", "n"), [(1024, 960), (70, 6), (10, 1), (resource.RLIM_INFINITY, 10**6)])
+def test_connections_leave_files_to_the_process(monkeypatch: pytest.MonkeyPatch, files: int, n: int) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (files, resource.RLIM_INFINITY))
+    assert Connections(10**6, 1.0).n_max == n
+    assert Connections(2, 1.0).n_max == min(n, 2)
 
 
 def test_a_body_over_the_limit_gets_its_413_though_it_was_sent_whole() -> None:
@@ -223,6 +231,14 @@ from specgguf.serve import answers, queue, server
 answers.FINISH_S = queue.FINISH_S = server.FINISH_S = 0.1
 server.EXIT_S = 0.5
 
+heard = server._Server.handle_exit
+
+def handle_exit(self, *signal):
+    heard(self, *signal)
+    print("signal", flush=True)
+
+server._Server.handle_exit = handle_exit
+
 class Stuck(Scripted):
     def create_chat_completion(self, **keywords):
         print("stuck", flush=True)
@@ -230,16 +246,17 @@ class Stuck(Scripted):
 
 listening = listen("127.0.0.1", 0)
 print(listening.getsockname()[1], flush=True)
-ended = run(Service(Stuck(), ServeConfig(grace_s=0.1)), listening)
+ended = run(Service(Stuck(), ServeConfig(grace_s={grace_s})), listening)
 os._exit(0 if ended else 1)
 """
 FOREVER = {"waits": "threading.Event().wait()", "computes": "while True: pass"}
 
 
 @pytest.mark.parametrize("how", ["waits", "computes"])
-def test_sigterm_ends_whatever_runs(how: str) -> None:
+@pytest.mark.parametrize(("signals", "grace_s"), [(1, 0.1), (2, 3600.0)], ids=["one", "two in a long grace"])
+def test_sigterm_ends_whatever_runs(how: str, signals: int, grace_s: float) -> None:
     paths = [str(Path(__file__).parent.parent)]
-    program = STUCK_PROGRAM.format(paths=paths, how=FOREVER[how])
+    program = STUCK_PROGRAM.format(paths=paths, how=FOREVER[how], grace_s=grace_s)
     process = subprocess.Popen([sys.executable, "-P", "-c", program], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -247,7 +264,9 @@ def test_sigterm_ends_whatever_runs(how: str) -> None:
         with socket.create_connection(("127.0.0.1", port), timeout=WAIT_S) as client:
             client.sendall(request(json.dumps(ASK).encode()))
             assert process.stdout.readline() == "stuck\n"
-            process.terminate()
+            for _ in range(signals):
+                process.terminate()
+                assert process.stdout.readline() == "signal\n"
             assert process.wait(WAIT_S) == 1
     finally:
         process.kill()
@@ -257,7 +276,9 @@ def test_sigterm_ends_whatever_runs(how: str) -> None:
 # --- TLS ------------------------------------------------------------------------------------------------------
 
 
-def test_tls(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    tmp_path = tmp_path_factory.mktemp("tls")
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     command = (
         "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
@@ -266,8 +287,20 @@ def test_tls(tmp_path: Path) -> None:
         subprocess.run([*command.split(), "-keyout", key, "-out", cert], check=True, capture_output=True)
     except FileNotFoundError:
         pytest.skip("no openssl to make a certificate with")
-    with serving(Scripted(), certfile=str(cert), keyfile=str(key)) as server:
-        verify = ssl.create_default_context(cafile=str(cert))
+    return {"certfile": str(cert), "keyfile": str(key)}
+
+
+def test_a_handshake_that_does_not_come_ends_its_connection(certificate: dict[str, str]) -> None:
+    """It is no connection of ours before, with the limits that those have."""
+    with serving(Scripted(), head_timeout_s=0.05, **certificate) as server, connect(server) as slow:
+        slow.settimeout(20.0)  # asyncio's own limit is 60 s
+        with contextlib.suppress(ConnectionResetError):
+            assert slow.recv(10) == b""
+
+
+def test_tls(certificate: dict[str, str]) -> None:
+    with serving(Scripted(), **certificate) as server:
+        verify = ssl.create_default_context(cafile=certificate["certfile"])
         url = server.url.replace("http://", "https://")
         assert httpx.get(f"{url}/health", verify=verify, trust_env=False).json()["status"] == "ok"
 
