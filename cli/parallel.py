@@ -72,6 +72,8 @@ class Together:
         if self.n == 1:
             return search.largest_n_ctx(plan)
         longest = plan.target.hparams.n_ctx_train
+        if self.cache_tokens:  # whatever their contexts are
+            return min(self.cache_tokens - _cells_beside(), longest) if self.of_all(plan).fits else 0
         most = search.most_cells(plan, self.n * (longest + _cells_beside()) + N_CTX_STEP)
         return min(max(most // self.n - _cells_beside(), 0), longest)
 
@@ -83,10 +85,13 @@ def _cells_beside() -> int:
 
 
 def how_many(settings: Settings, pair: ChosenPair, n_max: int) -> int:
-    """So many texts at once fit with their contexts; 1 for recurrent memories."""
+    """So many texts at once fit with their contexts; 1 for recurrent memories. Where it is said what their caches hold,
+    that is what they take."""
     plan = plan_of(settings, pair)
     if plan.target.hparams.is_recurrent:
         return 1
+    if settings["cache_tokens"]:
+        return n_max
     plan = plan.with_n_ctx(settings["n_ctx"] or plan.target.n_ctx)
     while n_max > 1 and not Together(n_max).of_all(plan).fits:
         n_max //= 2
@@ -94,15 +99,15 @@ def how_many(settings: Settings, pair: ChosenPair, n_max: int) -> int:
 
 
 def largest_n_ctx(settings: Settings, pair: ChosenPair) -> int:
-    """The longest context with which the pair fits into this machine's free memory.
+    """The longest context with which the pair fits into this machine's free memory, for each of the texts at once that
+    its keywords provide for.
 
     Raises:
         SpecggufError: it fits with none.
     """
-    from specgguf.fit import search
-
-    n_ctx = search.largest_n_ctx(plan_of(settings, pair))
-    if not n_ctx:
+    together = Together(pair.keywords.get("n_parallel", 1), pair.keywords.get("cache_tokens"))
+    n_ctx = together.largest_n_ctx(plan_of(settings, pair))
+    if n_ctx <= 0:
         raise SpecggufError("this pair does not fit into the free memory", hint="specgguf fit shows what would")
     return n_ctx
 

@@ -51,7 +51,7 @@ class Engine:
         n_parallel: how many generations can run at once.
         stats: sums over all generations. `last_stats`: of the one that began last.
         off_reason: one line that says why drafting is off for good; "" when it is not.
-        has_drafter: whether a draft model proposes tokens.
+        has_drafter: whether a draft model proposes tokens. has_ngrams: whether n-grams of the text do.
     """
 
     def __init__(
@@ -79,8 +79,7 @@ class Engine:
         elif self.draft_model is None and draft != "ngram":
             self.off_reason = "no draft model"
         self.has_drafter = self.draft_model is not None and not self.off_reason
-        ngrams = NgramDrafter(target.n_vocab, target.eog)
-        self.ngrams = None if self.off_reason else ngrams
+        self.has_ngrams = not self.off_reason
         self._draft_transform = partial(MappedTransform, vocab_map=vocab_map) if vocab_map else self._same_vocab
         self._vocab_map = vocab_map
         self._draft_limit = draft_limit
@@ -148,13 +147,14 @@ class Engine:
             return None
         target, draft = held
         try:
-            run = Run(target=target, drafter=self._drafter(target, draft), ngrams=self.ngrams, **parts)
+            ngrams = NgramDrafter(self.target.n_vocab, self.target.eog) if self.has_ngrams else None
+            run = Run(target=target, drafter=self._drafter(target, draft), ngrams=ngrams, **parts)
             run.synchronise()
             controller = self._controller(config, target, draft)
             if isinstance(controller, Adaptive):
                 controller.new_turn(len(draft.tokens) if draft is not None else 0)
             else:  # a draft of fixed length is of one kind
-                run.drafter, run.ngrams = run.drafter or self.ngrams, None
+                run.drafter, run.ngrams = run.drafter or ngrams, None
         except BaseException:
             self.caches.give_back(*held)
             raise
@@ -191,7 +191,7 @@ class Engine:
         if config.draft == "off":
             return Fixed(0, "switched off")
         if isinstance(config.draft, int):
-            return Fixed(config.draft)
+            return Fixed(min(config.draft, self._draft_limit or config.draft))
         draft_max = min(config.draft_max, self._draft_limit or config.draft_max)
         if self._adaptive is None or self._adaptive.draft_max != draft_max:
             self._adaptive = Adaptive(

@@ -6,9 +6,10 @@ Greedy and strict over F32 pairs of every kind of memory, so that whatever a cac
 from __future__ import annotations
 
 import gc
+import itertools
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -27,6 +28,7 @@ from specgguf import (
     SamplingParams,
     SpeculativeLlama,
 )
+from specgguf.decode.drafters import NgramDrafter
 from specgguf.native import backend
 
 N_CTX = 256
@@ -49,9 +51,10 @@ def opened() -> Iterator[Callable[..., SpeculativeLlama]]:
     """opened(pair, **keywords) -> an engine, closed at the end."""
     made: list[SpeculativeLlama] = []
 
-    def opened(pair: Pair, draft_model: bool = True, **keywords: Any) -> SpeculativeLlama:
+    def opened(pair: Pair, draft_model: bool | str = True, **keywords: Any) -> SpeculativeLlama:
         keywords = {"n_ctx": N_CTX, "draft": 3, "strict": True, "n_parallel": 3, **ONE, **keywords}
-        made.append(SpeculativeLlama(str(pair.target), str(pair.draft) if draft_model else None, **keywords))
+        named = str(pair.draft) if draft_model is True else draft_model or None
+        made.append(SpeculativeLlama(str(pair.target), named, **keywords))
         return made[-1]
 
     yield opened
@@ -430,3 +433,20 @@ def test_a_batch_that_is_left_early_frees_its_places(opened: Make, tiny_pair: Pa
 def test_as_many_params_as_prompts(opened: Make, tiny_pair: Pair) -> None:
     with pytest.raises(ConfigError, match="2 prompts and 3 params"):
         opened(tiny_pair).generate_batch(PROMPTS[:2], [wish()] * 3)
+
+
+def test_each_text_has_an_index_of_its_own(opened: Make, tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One for all would be made again at every change of text."""
+    read: dict[int, list[list[int]]] = {}
+    candidate = NgramDrafter.candidate
+
+    def noted(drafter: NgramDrafter, committed: Sequence[int]) -> Any:
+        read.setdefault(id(drafter), []).append(list(committed))
+        return candidate(drafter, committed)
+
+    monkeypatch.setattr(NgramDrafter, "candidate", noted)
+    llm = opened(tiny_pair, draft_model="ngram")
+    list(llm.generate_batch(PROMPTS[:3], wish()))
+    assert len(read) == 3
+    for texts in read.values():
+        assert all(text[: len(before)] == before for before, text in itertools.pairwise(texts))

@@ -105,14 +105,21 @@ def test_n_grams_have_their_own_words(run: Run, pair: list[str]) -> None:
     assert json.loads(config)["method"] == "ngram"
 
 
-def test_a_compose_file_mounts_the_files_and_runs_the_same_command(run: Run, pair: list[str], tiny_chat: Pair) -> None:
-    ran = run("export", "compose", *pair, "-c", "512", "--port", "99")
+def test_a_compose_file_mounts_the_files_and_runs_the_same_command(
+    run: Run, pair: list[str], tiny_chat: Pair, tmp_path: Path
+) -> None:
+    linked = tmp_path / "as-the-hub-names-it.gguf"  # whose cache has links to blobs
+    linked.symlink_to(tiny_chat.target)
+    ran = run("export", "compose", "-m", str(linked), *pair[2:], "-c", "512", "--port", "99")
     service = yaml.safe_load(ran.out)["services"]["llama-server"]
     assert service["ports"] == ["127.0.0.1:99:8080"]
-    assert service["volumes"] == [f"{tiny_chat.target.parent.resolve()}:/models:ro"]
+    assert service["volumes"] == [
+        f"{tiny_chat.target.resolve()}:/models/{linked.name}:ro",
+        f"{tiny_chat.draft.resolve()}:/draft/{tiny_chat.draft.name}:ro",
+    ]
     flags = flags_of(["", *service["command"]])
     assert (flags["--model"], flags["--spec-draft-model"]) == (
-        f"/models/{tiny_chat.target.name}", f"/models/{tiny_chat.draft.name}",
+        f"/models/{linked.name}", f"/draft/{tiny_chat.draft.name}",
     )  # fmt: skip
     assert (flags["--host"], flags["--port"], flags["--ctx-size"]) == ("0.0.0.0", "8080", "512")
 

@@ -8,11 +8,15 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from conftest import Pair
-from specgguf.cli import exits, open_pair, pairing
+from specgguf.cli import exits, open_pair, pairing, parallel
 from specgguf.cli.main import cli
 from specgguf.cli.settings import Settings, gather
 from support import tiny
 from support.cli_support import Ran, home
+
+from specgguf import presets
+from specgguf.fit import search
+from specgguf.fit.hardware import described
 
 __all__ = ["home"]  # fixtures
 
@@ -106,6 +110,27 @@ def test_threads_hold_for_prompts_too(home: Path) -> None:
     assert (chosen["n_threads"], chosen["n_threads_batch"]) == (1, 1)
     assert (chosen["draft_n_threads"], chosen["draft_n_threads_batch"]) == (2, 2)
     assert "n_threads_batch" not in open_pair.keywords(gather({}, {}), pair)
+
+
+@pytest.mark.parametrize("cache_tokens", [None, 9000])
+def test_the_longest_context_is_that_of_each_of_several(
+    cache_tokens: int | None, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """-c 0 with four at once: the caches of all four fit, which four of the longest for one alone would not."""
+    plan = search.plan_of(presets.load("gpu-12gb"), described(device="RTX 3060"), offline=True)
+    monkeypatch.setattr(parallel, "plan_of", lambda *_: plan)
+    together = {"n_parallel": 4} | ({"cache_tokens": cache_tokens} if cache_tokens else {})
+    settings = gather({"n_ctx": 0}, {})
+    alone, each = (
+        open_pair.keywords(settings, pairing.ChosenPair(Path("t.gguf"), None, "", "", keywords=more))["n_ctx"]
+        for more in ({}, together)
+    )
+    assert not parallel.Together(4).of_all(plan.with_n_ctx(alone)).fits
+    if cache_tokens:
+        assert each == cache_tokens - 16
+    else:
+        assert parallel.Together(4).of_all(plan.with_n_ctx(each)).fits
+        assert not parallel.Together(4).of_all(plan.with_n_ctx(each + 256)).fits
 
 
 def test_an_answer_within_a_grammar(tiny_chat: Pair, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from specgguf.presets import NGRAM
 
 from specgguf.errors import Unsupported
+from specgguf.models import header
 
 if TYPE_CHECKING:
     from specgguf.bench.recommend import Report
@@ -103,16 +104,17 @@ def llama_server(handover: Handover) -> str:
 
 
 def compose(handover: Handover) -> str:
-    """The same as a compose file; the files' folders are mounted."""
-    folders = {handover.model.resolve().parent: "/models"}
-    if isinstance(handover.draft, Path):
-        folders.setdefault(handover.draft.resolve().parent, "/draft")
+    """The same as a compose file. Files are mounted, not folders: those of the hub's cache are links to other names."""
+    volumes: list[str] = []
 
-    def inside(path: Path) -> Path:
-        return Path(folders[path.resolve().parent]) / path.name
+    def inside(path: Path, folder: str) -> Path:
+        for name in header.shards(path.name):
+            volumes.append(f"{path.with_name(name).resolve()}:{folder}/{name}:ro")
+        return Path(folder) / path.name
 
-    draft = inside(handover.draft) if isinstance(handover.draft, Path) else handover.draft
-    within = Handover(inside(handover.model), draft, handover.settings, "0.0.0.0", 8080, handover.measured)
+    model = inside(handover.model, "/models")
+    draft = inside(handover.draft, "/draft") if isinstance(handover.draft, Path) else handover.draft
+    within = Handover(model, draft, handover.settings, "0.0.0.0", 8080, handover.measured)
     lines = [
         "services:",
         "  llama-server:",
@@ -120,7 +122,7 @@ def compose(handover: Handover) -> str:
         f"    command: {json.dumps(_llama_server_words(within)[1:])}",
         f"    ports: [{json.dumps(f'{handover.host}:{handover.port}:8080')}]",
         "    volumes:",
-        *(f"      - {json.dumps(f'{outside}:{name}:ro')}" for outside, name in folders.items()),
+        *(f"      - {json.dumps(volume)}" for volume in volumes),
         "    restart: unless-stopped",
     ]
     return _commented(handover, _llama_server_remarks(handover)) + "\n".join(lines) + "\n"
