@@ -85,6 +85,8 @@ def test_of_several_heads_no_more_tokens_are_planned_than_they_can_draft(tmp_pat
         assert max(llm.last_stats.draft_lengths) <= 2
         llm.create_completion("hello there", max_tokens=40, seed=3, draft=5)
         assert max(llm.last_stats.draft_lengths) == 2
+        engine = llm._engine
+        assert engine._controller(replace(engine.config, draft=5), engine.target, None).plan(5).n_max == 2
 
 
 def test_a_library_without_the_calls_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
