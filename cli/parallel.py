@@ -73,9 +73,10 @@ class Together:
             return search.largest_n_ctx(plan)
         longest = plan.target.hparams.n_ctx_train
         if self.cache_tokens:  # whatever their contexts are
-            return min(self.cache_tokens - _cells_beside(), longest) if self.of_all(plan).fits else 0
-        most = search.most_cells(plan, self.n * (longest + _cells_beside()) + N_CTX_STEP)
-        return min(max(most // self.n - _cells_beside(), 0), longest)
+            each = self.cache_tokens if self.of_all(plan).fits else 0
+        else:
+            each = search.most_cells(plan, self.n * (longest + _cells_beside()) + N_CTX_STEP) // self.n
+        return min(max(each - _cells_beside(), 0), longest)
 
 
 def _cells_beside() -> int:
@@ -107,7 +108,7 @@ def largest_n_ctx(settings: Settings, pair: ChosenPair) -> int:
     """
     together = Together(pair.keywords.get("n_parallel", 1), pair.keywords.get("cache_tokens"))
     n_ctx = together.largest_n_ctx(plan_of(settings, pair))
-    if n_ctx <= 0:
+    if not n_ctx:
         raise SpecggufError("this pair does not fit into the free memory", hint="specgguf fit shows what would")
     return n_ctx
 

@@ -17,6 +17,7 @@ from .control.trace import Trace
 from .decode.vocab_map import VocabMap
 from .engine import Engine
 from .errors import ConfigError, SpecggufError, Unsupported
+from .fit.instructions import reinstall
 from .models import header, slim
 from .models.nextn import prediction_heads
 from .native import backend
@@ -30,10 +31,6 @@ from .native.weights import Weights
 from .presets import HEADS, NO_FILE
 from .turns.caches import CELLS_BESIDE
 
-INSTALL_LINES = (
-    'CUDA: CMAKE_ARGS="-DGGML_CUDA=on" pip install --force-reinstall --no-cache-dir llama-cpp-python; '
-    'Metal: CMAKE_ARGS="-DGGML_METAL=on" …; Vulkan: CMAKE_ARGS="-DGGML_VULKAN=on" …'
-)
 N_PARALLEL_MAX = 64
 
 
@@ -199,7 +196,7 @@ def _load_keys(keys: Mapping[str, Any], warnings: list[str], name: str) -> dict[
     elif layers != 0 and not offload:
         warnings.append(
             f"WARNING: {name}={layers} was asked for, but this llama-cpp-python was built for the CPU only. "
-            f"Reinstall it for your GPU: {INSTALL_LINES}"
+            f"Reinstall it for your GPU: {reinstall('CUDA')} (or METAL, VULKAN, HIP for CUDA)"
         )
     threads = keys.get("n_threads") or physical_cores()
     keys["n_threads"] = threads

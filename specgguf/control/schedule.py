@@ -50,6 +50,7 @@ class _Outlook:
     source: str = ""
     prefill_s: float = 0.0
     fixed: int | None = None
+    beside: str = ""  # who makes drafting too dear, where that is settled
 
 
 @dataclass
@@ -113,7 +114,7 @@ class Schedule:
         looks = {i: _outlook(members[i]) for i in decoding}
         unrepaid = self._unrepaid(looks, len(members) - len(decoding) + n_reading)
         for i in unrepaid:
-            looks[i].survival = []
+            looks[i] = _Outlook([], beside="the requests that are about to join it")
         if len(decoding) == 1 and not unrepaid:
             one = members[decoding[0]]
             plans[decoding[0]] = one.controller.plan(one.n_draft_max, one.candidate)
@@ -134,6 +135,7 @@ class Schedule:
 
     def _plan_several(self, members: Sequence[Member], looks: dict[int, _Outlook], plans: list[Plan | None]) -> None:
         choice = self._choose(members, looks)
+        beside = f"{n} requests in a pass" if (n := len(choice.members)) > 1 else "requests that take turns"
         probes = 1  # at most so many in a round
         for i, length, source in zip(choice.members, choice.lengths, choice.sources, strict=True):
             controller = members[i].controller
@@ -142,22 +144,20 @@ class Schedule:
                 continue
             probe = PROBE_MAX if not length and probes and controller.wants_probe else 0
             probes -= probe > 0
+            if not length and controller.has_model:
+                controller.off_reason = f"with {looks[i].beside or beside} plain decoding is expected to be faster"
             plans[i] = self._plan(members[i], controller, choice, length, source, probe)
 
     def _plan(self, member: Member, controller: Adaptive, choice: Choice, length: int, source: str, probe: int) -> Plan:
         assert self.costs is not None
-        n = len(choice.members)
         flight = InFlight(controller.acceptance, self.costs, member.candidate, probe=probe)
-        flight.why = "together" if n > 1 else "in turn"
+        flight.why = "together" if len(choice.members) > 1 else "in turn"
         flight.speed, flight.n_beside = choice.goodput, choice.n_rows - 1 - length
         if choice.levels:
             flight.draft_s = self.costs.draft_level_s(choice.levels[0]) / choice.levels[0]
         if length:
             flight.source = source
             flight.n_max = length if source else min(controller.draft_max, member.n_draft_max)
-        elif controller.has_model:
-            beside = f"{n} requests in a pass" if n > 1 else "the requests that are about to join it"
-            controller.off_reason = f"with {beside} plain decoding is expected to be faster"
         return controller.decide(flight, member.n_draft_max)
 
     def choose(self, members: Sequence[Member]) -> Choice:

@@ -1,4 +1,5 @@
-"""Instruction sets: which the processor has, and which of them the llama.cpp that is loaded was compiled for.
+"""Instruction sets: which the processor has, and which of them the llama.cpp that is loaded was compiled for; and the
+line that compiles it again.
 
 A build on the machine itself uses all; a wheel made for many machines may not. AMX is left out: the scripts build
 without it where the compiler breaks it (docs/install.md). Knows nothing of models.

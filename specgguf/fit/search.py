@@ -85,8 +85,8 @@ def loads_of(preset: Preset, *, offline: bool | None = None) -> tuple[LoadParams
     if preset.draft_model is None or preset.draft_model in NO_FILE:
         return target, target.of_heads if preset.draft_model == HEADS else None
     of_draft = remote_header.read(preset.draft_model, offline=offline).hparams
-    kv = {"type_k": preset.draft_type_k, "type_v": preset.draft_type_v}
-    return target, replace(target, hparams=of_draft, n_rs_seq=0, **kv)  # type: ignore[arg-type]
+    draft = replace(target, hparams=of_draft, type_k=preset.draft_type_k, type_v=preset.draft_type_v, n_rs_seq=0)
+    return target, draft
 
 
 def largest_n_ctx(plan: Plan) -> int:

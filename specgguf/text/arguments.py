@@ -56,15 +56,19 @@ def completion_params(config: DraftConfig, arguments: Mapping[str, Any]) -> tupl
     if (timeout := arguments.get("timeout")) is not None:
         require_number("timeout", timeout, 0, math.inf)
     grammar = arguments.get("grammar")
-    seed = arguments["seed"]
     params = SamplingParams(
         **{name: arguments[name] for name in SAMPLING if name != "seed"},
-        seed=None if seed in RANDOM_SEEDS and not isinstance(seed, bool) else seed,
+        seed=seed_of(arguments["seed"]),
         stop=tuple(stop),
         logit_bias=_logit_bias(arguments.get("logit_bias")),
         grammar=None if grammar is None else read_grammar(grammar),
     )
     return params, draft_config(config, arguments.get("draft"), arguments.get("draft_max"))
+
+
+def seed_of(seed: Any) -> Any:
+    """A call's seed; None for llama.cpp's words for none."""
+    return None if seed in RANDOM_SEEDS else seed
 
 
 def thinking_of(reasoning_effort: str | None) -> bool | None:

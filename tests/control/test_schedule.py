@@ -99,6 +99,16 @@ def test_in_turn_where_two_rows_cost_more_than_twice_one() -> None:
     assert len(chosen(FLAT, [0.1, 0.1], 60.0).members) == 2
 
 
+def test_why_it_is_off_says_who_else_is_there() -> None:
+    """Nobody is about to join those that take turns."""
+    for table, who in ((TILES, "requests that take turns"), (FLAT, "2 requests in a pass")):
+        costs = costs_of(table, 60.0)
+        both = [member(costs, 0.1), member(costs, 0.1)]
+        plans = Schedule(costs).plan(both)
+        said = {both[i].controller.off_reason for i, plan in enumerate(plans) if plan is not None}
+        assert said == {f"with {who} plain decoding is expected to be faster"}
+
+
 def test_a_tile_that_is_paid_for_is_filled() -> None:
     """With two in the pass its first tile has room for six drafted tokens at nearly no price."""
     choice = chosen(TILES, [0.9, 0.9], 1.0)

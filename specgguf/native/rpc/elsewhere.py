@@ -17,15 +17,14 @@ class Elsewhere:
     """Such a context. It may be lost with its process: then it is empty, and the next decode makes it again.
 
     No ABC: whether a context is one is asked four times a token, and an ABC answers tenfold more slowly.
+
+    Attributes:
+        refresh: finds out now whether it was lost meanwhile, and makes it empty if it was.
+        call: call(name, *args) is what `backend.<name>(context, *args)` returns over there.
     """
 
-    def refresh(self) -> None:
-        """Find out now whether it was lost meanwhile, and be empty if it was."""
-        raise NotImplementedError
-
-    def call(self, name: str, *args: Any) -> Any:
-        """What `backend.<name>(context, *args)` returns over there."""
-        raise NotImplementedError
+    refresh: Callable[[], None]
+    call: Callable[..., Any]
 
 
 def anywhere(function: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:

@@ -12,7 +12,7 @@ from typing import Any
 from specgguf.config import LIMITS, require_number, require_whole
 from specgguf.errors import ConfigError
 from specgguf.grammar.sources import Grammar, read_grammar
-from specgguf.text.arguments import EFFORTS, RANDOM_SEEDS
+from specgguf.text.arguments import EFFORTS, seed_of
 from specgguf.text.messages import normalized
 
 Json = dict[str, Any]
@@ -148,9 +148,8 @@ def _tool_choice(name: str, value: Any) -> Any:
     return value
 
 
-def _seed(name: str, value: Any) -> int | None:
-    seed = _whole(*LIMITS["seed"])(name, value)
-    return None if seed in RANDOM_SEEDS else seed
+def _seed(name: str, value: Any) -> Any:
+    return seed_of(_whole(*LIMITS["seed"])(name, value))
 
 
 def _grammar(_name: str, value: Any) -> Grammar:
